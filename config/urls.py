@@ -1,0 +1,7 @@
+"""Every URL of the site."""
+
+from django.urls import include, path
+
+urlpatterns = [
+    path("", include("sandboxes.urls")),
+]
