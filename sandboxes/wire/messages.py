@@ -156,7 +156,7 @@ def dump_state(event: bytes) -> bytes:
 
 
 def with_session_id(event: bytes, session_id: bytes) -> bytes:
-    """The event with that session ID in place of the worker's, if any. Raises ProtocolError when malformed."""
+    """The event with that session ID in place of any other. Raises ProtocolError when it is malformed."""
     kept = [event[field.start : field.end] for field in fields(event) if field.number != _SESSION_ID]
     return b"".join((*kept, bytes_header(_SESSION_ID, len(session_id)), session_id))
 
