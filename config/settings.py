@@ -26,7 +26,7 @@ SCHEME: dict[str, tuple[Any, Any]] = {
     "REDIS_URL": (str, None),
     "HOST": (str, "127.0.0.1"),
     "PORT": (int, 8000),
-    "ALLOWED_HOSTS": (list, ["localhost", "127.0.0.1", "[::1]"]),
+    "ALLOWED_HOSTS": (list, []),
     "LOG_LEVEL": (str, "INFO"),
     "WORKERS": (int, None),
     "WARM_WORKERS": (int, 4),
@@ -88,7 +88,7 @@ except BadVaultKeys as error:
 
 HOST: str = setting("HOST")
 PORT: int = setting("PORT")
-ALLOWED_HOSTS: list[str] = setting("ALLOWED_HOSTS")
+ALLOWED_HOSTS: list[str] = [*setting("ALLOWED_HOSTS"), "localhost", "127.0.0.1", "[::1]"]
 ROOT_URLCONF = "config.urls"
 ASGI_APPLICATION = "config.asgi.application"
 
@@ -182,4 +182,5 @@ LOGGING = {
     "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["console"], "level": setting("LOG_LEVEL")},
+    "loggers": {"celery": {"level": "WARNING"}},  # else each of the sweeps says every few seconds that it ran
 }
