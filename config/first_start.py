@@ -1,4 +1,4 @@
-"""What an instance makes once, on its first start: a project, a key for its programs and a person to sign in."""
+"""What an instance makes once, on its first start: a project, a key for programs and a person to sign in."""
 
 import json
 import secrets
@@ -18,8 +18,8 @@ ADMIN = "admin"
 def provide(path: Path, *, url: str, ws_url: str) -> bool:
     """Make project, key and admin, and write their secrets to `path`; whether this was the first start.
 
-    On a later start only the addresses in the file are renewed, if it is still there: its secrets are kept nowhere
-    else, so that whoever removed it makes a new key with `manage.py createkey`.
+    On a later start only the addresses in the file are renewed, if it is still there: its secrets are kept
+    nowhere else, so that whoever removed it makes a new key with `manage.py createkey`.
     """
     places = {"url": url, "ws_url": ws_url}
     if Project.objects.exists():
@@ -32,10 +32,9 @@ def provide(path: Path, *, url: str, ws_url: str) -> bool:
         project = Project.objects.create(name=PROJECT)
         Membership.objects.create(project=project, user=admin, role=Role.OWNER)
         _, secret = keys.make(project, "first key", created_by=admin)
+        access = {"api_key": secret, "admin_user": ADMIN, "admin_password": password}
         # Before the commit: what is committed and not written down could never be used.
-        write_private(
-            path, _text(places | {"api_key": secret, "admin_user": ADMIN, "admin_password": password})
-        )
+        write_private(path, _text(places | access))
     return True
 
 

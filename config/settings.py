@@ -31,6 +31,7 @@ SCHEME: dict[str, tuple[Any, Any]] = {
     "WORKERS": (int, None),
     "WARM_WORKERS": (int, 4),
     "WORKER_WAIT": (float, 4),
+    "WORKER_MEMORY": (int, 256 * MIB),
     "WORKER_ISOLATION": (str, None),
     "MAX_SESSIONS": (int, 10_000),
     "FRAME_MAX": (int, 64 * MIB),
@@ -42,6 +43,7 @@ SCHEME: dict[str, tuple[Any, Any]] = {
     "RECORD_TTL": (float, 7 * 86_400),
     "TURN_TIMEOUT": (float, 300),
     "DISCONNECT_AFTER": (float, 10),
+    "CALL_PATIENCE": (float, 300),
     "CONNECTION_MAX_AGE": (float, 3600),
     "DRAIN_GRACE": (float, 30),
     "DRAIN_LINGER": (float, 3600),
@@ -130,6 +132,7 @@ RECORD_TTL: float = setting("RECORD_TTL")
 
 # Valkey or Redis: the channel layer and Celery's broker. Without a URL, the one that `make up` embeds.
 EMBEDDED_VALKEY = VAR_DIR / "valkey.sock"
+EMBEDS_VALKEY = setting("REDIS_URL") is None
 REDIS_URL: str = setting("REDIS_URL", f"unix://{EMBEDDED_VALKEY}")
 CHANNEL_LAYERS = {
     "default": {
@@ -151,6 +154,7 @@ CELERY_BEAT_SCHEDULE_FILENAME = str(VAR_DIR / "beat")
 WORKERS: int = setting("WORKERS", 8 * (os.cpu_count() or 1))
 WARM_WORKERS: int = setting("WARM_WORKERS")
 WORKER_WAIT: float = setting("WORKER_WAIT")
+WORKER_MEMORY: int = setting("WORKER_MEMORY")
 WORKER_ISOLATION: str = setting("WORKER_ISOLATION", "required" if PRODUCTION else "auto")
 if WORKER_ISOLATION not in ("required", "auto", "off"):
     raise ImproperlyConfigured(f"WORKER_ISOLATION is {WORKER_ISOLATION!r}; it must be required, auto or off.")
@@ -166,6 +170,7 @@ UNSAVED_MAX: int = setting("UNSAVED_MAX")
 AUTOSAVE_EVERY: float = setting("AUTOSAVE_EVERY")
 TURN_TIMEOUT: float = setting("TURN_TIMEOUT")
 DISCONNECT_AFTER: float = setting("DISCONNECT_AFTER")
+CALL_PATIENCE: float = setting("CALL_PATIENCE")
 CONNECTION_MAX_AGE: float = setting("CONNECTION_MAX_AGE")
 
 # A server's end, and how the others learn of it

@@ -1,7 +1,7 @@
-"""Runs the programs of one machine side by side and ends them in order. docs/decisions/0001 says why it is ours.
+"""Runs the programs of one machine side by side and ends them in order (docs/decisions/0001 has the why).
 
-A program is a process in a session of its own: Ctrl-C at the terminal reaches the supervisor alone, which ends each
-program once, waits for as long as its drain may take, and leaves nothing behind.
+A program is a process in a session of its own: Ctrl-C at the terminal reaches the supervisor alone, which
+ends each program once, waits for as long as its drain may take, and leaves nothing behind.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ import time
 from asyncio.subprocess import Process
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 PR_SET_PDEATHSIG = 1
 SAME_SIGNAL = 1.0
-"""Seconds in which a second signal is an echo of the first: a signal to a whole group comes here twice, once from
-`make`, which passes it on."""
+"""Seconds in which a second signal is an echo of the first: one sent to a whole group comes here twice, the
+second time from `make`, which passes it on."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,9 @@ class Supervisor:
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if (
-                number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
-            ):  # as nohup leaves it
-                loop.add_signal_handler(number, self._on_signal)
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: the terminal may close
+            loop.add_signal_handler(number, self._on_signal)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -71,9 +70,8 @@ class Supervisor:
 
     async def first_end(self) -> Program | None:
         """Wait until a signal asks for the end (None), or a program has ended by itself (that program)."""
-        waiting: dict[asyncio.Task[object], Program | None] = {
-            asyncio.create_task(self._signalled.wait()): None
-        }
+        waiting: dict[asyncio.Task[Any], Program | None] = {}
+        waiting[asyncio.create_task(self._signalled.wait())] = None
         for program, process in self._running.items():
             waiting[asyncio.create_task(process.wait())] = program
         try:

@@ -51,7 +51,7 @@ END
 
 
 class Command(BaseCommand):
-    help = "Run a whole instance on this machine until Ctrl-C or SIGTERM. A later start goes on with the same data."
+    help = "Run a whole instance on this machine until Ctrl-C or SIGTERM; a later start keeps all data."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--with-parent", action="store_true", help="end when the calling process ends")
@@ -65,7 +65,7 @@ class Command(BaseCommand):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise CommandError(
-                    f"Moorage runs already with {settings.VAR_DIR}: end that one first."
+                    f"Moorage runs already in {settings.VAR_DIR}: end that one first."
                 ) from None
             check_port(settings.HOST, settings.PORT)
             call_command("migrate", verbosity=0, interactive=False)
@@ -84,7 +84,7 @@ async def run(credentials: Path) -> None:
     """
     grace = settings.DRAIN_GRACE + settings.STOP_LINGER + KILL_MARGIN
     async with Supervisor(grace, folder=BASE_DIR) as supervisor:
-        if settings.REDIS_URL == f"unix://{settings.EMBEDDED_VALKEY}":
+        if settings.EMBEDS_VALKEY:
             await supervisor.start(valkey(settings.EMBEDDED_VALKEY))
             await answers(settings.EMBEDDED_VALKEY)
         for program in programs():
@@ -96,7 +96,7 @@ async def run(credentials: Path) -> None:
             welcome.cancel()
         if ended is not None:
             raise CommandError(
-                f"{ended.name} ended with code {supervisor.exit_code(ended)}: all of it is ended."
+                f"{ended.name} ended with code {supervisor.exit_code(ended)}: so all is ended."
             )
 
 
@@ -105,8 +105,8 @@ def programs() -> list[Program]:
     celery = (sys.executable, "-m", "celery", "--app", "config", "--quiet")
     return [
         Program("The server", (sys.executable, str(BASE_DIR / "manage.py"), "serve")),
-        # Threads, for the tasks wait for a database and for storage, and start processes for whatever computes: one
-        # process is a third of what a pool of two takes, and unlike `solo` a slow sweep delays no parking.
+        # Threads, for the tasks wait for a database and for storage and compute next to nothing: one process
+        # where a pool of two takes three, and unlike with `solo` a slow sweep delays no parking.
         Program("Celery's worker", (*celery, "worker", "--pool", "threads", "--concurrency", "2")),
         Program("Celery's beat", (*celery, "beat")),
     ]
@@ -116,7 +116,7 @@ def valkey(path: Path) -> Program:
     """The embedded Valkey: on a Unix socket alone, nothing on disk, ended after all that use it."""
     if len(str(path).encode()) > SOCKET_PATH_MAX:
         raise CommandError(
-            f"VAR_DIR is too long a path for a Unix socket in it: {path.parent}. Choose a shorter one."
+            f"VAR_DIR is too long a path for a socket in it: {path.parent}. Name a shorter one."
         )
     options = {
         "port": "0",
@@ -147,9 +147,7 @@ async def answers(path: Path) -> None:
                     pass
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise CommandError(
-            f"Valkey did not start within {VALKEY_START:g} seconds; see its lines above."
-        ) from None
+        raise CommandError(f"Valkey did not start within {VALKEY_START:g} seconds.") from None
 
 
 async def announce(credentials: Path) -> None:
@@ -160,7 +158,7 @@ async def announce(credentials: Path) -> None:
         if not told and asyncio.get_running_loop().time() - began > READY_EXPECTED:
             told = True
             print(
-                f"The server is not ready after {READY_EXPECTED:g} seconds; its log above says why.",
+                f"The server is not ready after {READY_EXPECTED:g} seconds; see its log above.",
                 flush=True,
             )
         await asyncio.sleep(0.2)

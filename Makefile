@@ -1,0 +1,44 @@
+# `make up` runs an instance, `make test` everything that must hold. Both install what they need first.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+PIP_COMPILE := $(VENV)/bin/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-trusted-host \
+	--no-emit-find-links --no-header
+
+.PHONY: up install test lint bench load requirements system
+
+up: $(INSTALLED)
+	@exec $(PYTHON) manage.py up --with-parent
+
+install: $(INSTALLED)
+
+$(INSTALLED): requirements.txt
+	@test -x $(PYTHON) || python3 -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+test: $(INSTALLED) system lint
+	$(VENV)/bin/pytest -n 3 --dist worksteal
+	$(PYTHON) -m tests.services.run $(VENV)/bin/pytest tests/vault tests/snapshots tests/projects
+
+lint: $(INSTALLED)
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy --strict
+	$(VENV)/bin/lint-imports
+	DJANGO_SETTINGS_MODULE=tests.settings $(PYTHON) manage.py makemigrations --check --dry-run
+
+# What the tests need from the system; says what is missing where it may not install it.
+system:
+	@tests/system.sh
+
+bench: $(INSTALLED)
+	$(PYTHON) -m bench
+
+load: $(INSTALLED)
+	LOAD=1 $(VENV)/bin/pytest tests/load -s
+
+requirements: $(INSTALLED)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check pip-tools
+	$(PIP_COMPILE) --output-file requirements.txt requirements.in
