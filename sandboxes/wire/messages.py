@@ -16,6 +16,7 @@ from sandboxes.wire.scan import scan
 
 DUMP: Final = bytes_header(Kind.DUMP, 0)
 RESET: Final = bytes_header(Kind.RESET, 0)
+OK: Final = bytes_header(Event.OK, 0)
 
 _STATE: Final = 1
 _EXECUTION_US: Final = 20
