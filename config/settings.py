@@ -61,8 +61,15 @@ env = environ.Env(**SCHEME)
 
 def setting(name: str, default: Any = None) -> Any:
     """The value of a setting of the scheme; `default` when it is unnamed and the scheme has none."""
-    value = env(name) if os.environ.get(name) else SCHEME[name][1]
-    return default if value is None else value
+    kind, usual = SCHEME[name]
+    text = os.environ.get(name)
+    if not text:
+        return default if usual is None else usual
+    try:
+        return env(name)
+    except ValueError as error:
+        wanted = "a whole number" if kind is int else "a number"
+        raise ImproperlyConfigured(f"{name} is {text!r}; it must be {wanted}.") from error
 
 
 def secret(name: str) -> Any:

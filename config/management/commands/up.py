@@ -64,9 +64,7 @@ class Command(BaseCommand):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise CommandError(
-                    f"Moorage runs already in {settings.VAR_DIR}: end that one first."
-                ) from None
+                raise CommandError(f"Moorage runs already in {settings.VAR_DIR}: end that one first.") from None
             check_port(settings.HOST, settings.PORT)
             call_command("migrate", verbosity=0, interactive=False)
             credentials = settings.VAR_DIR / "credentials.json"
@@ -95,9 +93,7 @@ async def run(credentials: Path) -> None:
         finally:
             welcome.cancel()
         if ended is not None:
-            raise CommandError(
-                f"{ended.name} ended with code {supervisor.exit_code(ended)}: so all is ended."
-            )
+            raise CommandError(f"{ended.name} ended with code {supervisor.exit_code(ended)}: so all is ended.")
 
 
 def programs() -> list[Program]:
@@ -115,9 +111,7 @@ def programs() -> list[Program]:
 def valkey(path: Path) -> Program:
     """The embedded Valkey: on a Unix socket alone, nothing on disk, ended after all that use it."""
     if len(str(path).encode()) > SOCKET_PATH_MAX:
-        raise CommandError(
-            f"VAR_DIR is too long a path for a socket in it: {path.parent}. Name a shorter one."
-        )
+        raise CommandError(f"VAR_DIR is too long a path for a socket in it: {path.parent}. Name a shorter one.")
     options = {
         "port": "0",
         "unixsocket": str(path),
