@@ -35,7 +35,7 @@ def provide() -> None:
     made = {"SECRET_KEY": secrets.token_urlsafe(50), "VAULT_KEYS": make_vault_key("first")}
     missing = [f"{name}={value}" for name, value in made.items() if name not in named]
     if missing:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(path, "\n".join([*lines, *missing]) + "\n")
 
 

@@ -8,6 +8,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,9 @@ async def run(credentials: Path) -> None:
     grace = settings.DRAIN_GRACE + settings.STOP_LINGER + KILL_MARGIN
     async with Supervisor(grace, folder=BASE_DIR) as supervisor:
         if settings.EMBEDS_VALKEY:
-            await supervisor.start(valkey(settings.EMBEDDED_VALKEY))
-            await answers(settings.EMBEDDED_VALKEY)
+            embedded = valkey(settings.EMBEDDED_VALKEY)
+            await supervisor.start(embedded)
+            await answers(settings.EMBEDDED_VALKEY, lambda: supervisor.exit_code(embedded) is None)
         for program in programs():
             await supervisor.start(program)
         welcome = asyncio.create_task(announce(credentials))
@@ -93,7 +95,7 @@ async def run(credentials: Path) -> None:
         finally:
             welcome.cancel()
         if ended is not None:
-            raise CommandError(f"{ended.name} ended with code {supervisor.exit_code(ended)}: so all is ended.")
+            raise CommandError(f"{ended.name} ended with code {supervisor.exit_code(ended)}, so all is ended.")
 
 
 def programs() -> list[Program]:
@@ -119,17 +121,17 @@ def valkey(path: Path) -> Program:
         "dir": str(path.parent),
         "save": "",
         "appendonly": "no",
-        "loglevel": "warning",
+        "logfile": str(path.with_suffix(".log")),
     }
     flags = (word for name, value in options.items() for word in (f"--{name}", value))
     return Program("Valkey", (str(get_binary_path()), *flags), ends_last=True)
 
 
-async def answers(path: Path) -> None:
-    """Wait until Valkey answers on its socket. Raises CommandError when it does not."""
+async def answers(path: Path, running: Callable[[], bool]) -> None:
+    """Wait until Valkey answers on its socket. Raises CommandError when it does not, or is not running any more."""
     try:
         async with asyncio.timeout(VALKEY_START):
-            while True:
+            while running():
                 try:
                     reader, writer = await asyncio.open_unix_connection(path)
                     writer.write(b"PING\r\n")
@@ -141,7 +143,8 @@ async def answers(path: Path) -> None:
                     pass
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise CommandError(f"Valkey did not start within {VALKEY_START:g} seconds.") from None
+        pass
+    raise CommandError(f"Valkey did not start; {path.with_suffix('.log')} says why.")
 
 
 async def announce(credentials: Path) -> None:
