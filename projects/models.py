@@ -27,9 +27,7 @@ class Project(models.Model):
     disabled = models.BooleanField(default=False)
     created = models.DateTimeField(auto_now_add=True)
 
-    snapshot_quota = models.PositiveBigIntegerField(
-        default=GIB, help_text="Bytes; set by the instance's admins."
-    )
+    snapshot_quota = models.PositiveBigIntegerField(default=GIB, help_text="Bytes; set by the instance's admins.")
     lower_quota = models.PositiveBigIntegerField(
         null=True,
         blank=True,

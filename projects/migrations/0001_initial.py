@@ -19,9 +19,7 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
+                    models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                 ),
                 (
                     "name",
@@ -74,9 +72,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "recursion_limit",
-                    models.PositiveIntegerField(
-                        default=1000, validators=[django.core.validators.MinValueValidator(1)]
-                    ),
+                    models.PositiveIntegerField(default=1000, validators=[django.core.validators.MinValueValidator(1)]),
                 ),
                 ("suspensions_limit", models.PositiveIntegerField(default=10000)),
                 (
@@ -93,9 +89,7 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
+                    models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                 ),
                 ("name", models.CharField(max_length=100)),
                 ("prefix", models.CharField(db_index=True, max_length=8)),
@@ -132,9 +126,7 @@ class Migration(migrations.Migration):
             fields=[
                 (
                     "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
+                    models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                 ),
                 (
                     "role",
@@ -166,9 +158,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "constraints": [
-                    models.UniqueConstraint(fields=("project", "user"), name="one_membership_per_person")
-                ],
+                "constraints": [models.UniqueConstraint(fields=("project", "user"), name="one_membership_per_person")],
             },
         ),
     ]

@@ -27,9 +27,7 @@ class Command(BaseCommand):
             raise CommandError(f"Key {options['prefix']} {known}.")
         if len(open_keys) > 1:
             listed = "; ".join(f"{key.name!r} of project {key.project}" for key in open_keys)
-            raise CommandError(
-                f"Several keys begin with {options['prefix']}: {listed}. Add --project or --name."
-            )
+            raise CommandError(f"Several keys begin with {options['prefix']}: {listed}. Add --project or --name.")
         (key,) = open_keys
         key.revoke()
         self.stdout.write(f"Key {key} of project {key.project} revoked.")
