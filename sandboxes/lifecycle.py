@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Protocol
 
 from sandboxes.keeping import Keeper
 from sandboxes.mailbox import Mailbox
-from sandboxes.pool import AtCapacity, Pool
+from sandboxes.pool import AtCapacity, Pool, PoolClosed
 from sandboxes.store import Dump, NotSaved, Overtaken, Store
 from sandboxes.wire import messages
 from sandboxes.wire.kinds import Event
 from sandboxes.wire.messages import Configuration, Limits
-from sandboxes.worker import Worker, WorkerDied
+from sandboxes.worker import Worker, WorkerDied, WorkerNotStarted
 
 if TYPE_CHECKING:
     from sandboxes.registry import Registry
 
 logger = logging.getLogger(__name__)
+
+NO_WORKER = (AtCapacity, WorkerNotStarted, PoolClosed)
+"""Why a session may get no worker."""
 
 HEAVY_SHARE = 0.2
 """A worker whose resident size is past this share of its memory limit could die of being dumped."""
@@ -209,7 +212,7 @@ class Lifecycle:
             self.pool.free(worker)
 
     async def _wake(self) -> Worker:
-        """The session's worker; a parked session is resumed. Raises AtCapacity, UnknownSession, NotSaved."""
+        """The session's worker; a parked session is resumed. Raises NO_WORKER, UnknownSession, NotSaved."""
         if self.worker is not None:
             return self.worker
         assert self.configuration is not None
@@ -229,11 +232,25 @@ class Lifecycle:
         except BaseException:
             self.pool.free(worker)
             raise
-        self.worker, self.state = worker, State.LIVE
+        self._has(worker)
         self.keeper.release()
-        self.registry.live.add(self)
         self.registry.resumes += 1
         return worker
+
+    def _has(self, worker: Worker) -> None:
+        self.worker, self.state = worker, State.LIVE
+        self.registry.live.add(self)
+        worker.call_when_ended(self._worker_ended)
+
+    def _worker_ended(self, worker: Worker) -> None:
+        """A worker that dies while nobody asks it anything would keep its place until the next request."""
+        if self.worker is worker and not self.mailbox.held:
+            self.registry.spawn(self._found_dead(worker))
+
+    async def _found_dead(self, worker: Worker) -> None:
+        async with self.mailbox:
+            if self.worker is worker:
+                await self._died(await worker.ended())
 
     def _configure_frame(self) -> bytes:
         assert self.configuration is not None
@@ -327,7 +344,7 @@ class Lifecycle:
                 await self.store.mark_handed_over(self.session_id, keeper.generation)
             if await keeper.settle(deadline):
                 return self.session_id
-        except (CannotDump, NotSaved, Overtaken, AtCapacity) as error:
+        except (CannotDump, NotSaved, Overtaken, *NO_WORKER) as error:
             logger.warning("session %s is handed over without its state: %s", self.session_id.hex(), error)
         return self.session_id if keeper.saved_generation and not keeper.overtaken else None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sandboxes.keeping import Keeper
 
 if TYPE_CHECKING:
+    from sandboxes.pool import Pool
     from sandboxes.session import Session
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Registry:
         self.live: set[Session] = set()
         self.running: set[Session] = set()
         """Those with a turn under way."""
+        self.pool: Pool | None = None
         self.unsaved = 0
         """Bytes of dumps that storage does not have yet."""
         self.parks = 0
@@ -89,7 +91,6 @@ class Registry:
     def add(self, session: Session) -> None:
         """A session was admitted."""
         self.sessions[session.session_id] = session
-        self.live.add(session)
         self.changed.add(session)
 
     def remove(self, session: Session) -> None:
@@ -103,6 +104,12 @@ class Registry:
         self.changed.add(session)
         if self._park_every_turn:
             self.spawn(session.park(at_once=True))
+        elif self._wanted():
+            self.make_room()
+
+    def _wanted(self) -> bool:
+        """Whether a request waits for a worker."""
+        return self.pool is not None and self.pool.waiting > 0
 
     def make_room(self) -> None:
         """A worker is needed and none is free: the session that is idle longest is parked."""
@@ -115,8 +122,12 @@ class Registry:
         for session in sorted(idle, key=lambda session: session.active_at):
             if not session.started or not session.is_heavy():
                 session.parking = True
-                self.spawn(session.park(at_once=True))
+                self.spawn(self._park_for_room(session))
                 return
+
+    async def _park_for_room(self, session: Session) -> None:
+        if not await session.park(at_once=True) and self._wanted():
+            self.make_room()
 
     def records_to_hold(self) -> list[bytes]:
         """Connected sessions with a record of their own, whose hold is due to be renewed."""

@@ -125,6 +125,7 @@ class MoorageServer:
             make_room=registry.make_room,
             wait=settings.WORKER_WAIT,
         )
+        registry.pool = pool
         lease = Lease(name, settings.SERVER_LOST_AFTER)
         self.house = House(pool, registry, Threads(8, "store"), Threads(3, "door"), lease, channel)
         self.channel = channel
@@ -170,11 +171,10 @@ class MoorageServer:
 
     async def _start(self) -> None:
         house = self.house
-        await self.isolation.probe()
         logger.info("workers: %s", self.isolation)
         await house.threads.run(heartbeat.register, house.lease.server, self.channel.name)
         house.lease.renewed()
-        await house.pool.fill()
+        house.pool.fill()
         for work in (house.registry.tick(), self._beat(), self.channel.listen()):
             self.spawn(work)
         self._ready()

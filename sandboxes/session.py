@@ -10,8 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from sandboxes.lifecycle import CannotDump, Lifecycle, State, ignore
-from sandboxes.pool import AtCapacity
+from sandboxes.lifecycle import NO_WORKER, CannotDump, Lifecycle, State, ignore
 from sandboxes.store import Admission, NotSaved, NoWorkerForVersion, Overtaken, QuotaFull, Refused, UnknownSession
 from sandboxes.wire import messages
 from sandboxes.wire.kinds import SUSPENSIONS, Event, Kind
@@ -55,10 +54,10 @@ class Session(Lifecycle):
             self.link.send(messages.error(str(error)))
             return
         self.busy = True
-        if self.state is State.LIVE and kind in PASSED_ON and not self._must_claim and self.mailbox.try_enter():
-            assert self.worker is not None
+        worker = self.worker
+        if worker and worker.alive and kind in PASSED_ON and not self._must_claim and self.mailbox.try_enter():
             self._turn_begins()
-            turn = self.worker.ask(frame, self._event)
+            turn = worker.ask(frame, self._event)
             turn.add_done_callback(self._turn_is_over)
         else:
             self.registry.spawn(self._serve(kind, frame))
@@ -144,10 +143,10 @@ class Session(Lifecycle):
     async def _pass_on(self, kind: Kind, frame: bytes) -> None:
         try:
             worker = await self._wake()
-        except (AtCapacity, UnknownSession, NotSaved) as error:
+        except (*NO_WORKER, UnknownSession, NotSaved) as error:
             if kind is not Kind.FEED:
                 await self._hand_over(5.0)
-            elif isinstance(error, AtCapacity):
+            elif isinstance(error, NO_WORKER):
                 self._answer(messages.error(f"server at capacity: {error}; try again in a moment"))
             else:
                 self._answer(messages.error("the state of this session cannot be read for the moment; try again"))
@@ -188,7 +187,7 @@ class Session(Lifecycle):
                 return
             self._admitted(configuration, admission, worker)
             worker = admission = None
-        except AtCapacity as error:
+        except NO_WORKER as error:
             self._answer(messages.error(f"server at capacity: {error}; try again in a moment"))
         except Refused as refusal:
             self._answer(messages.error(str(refusal)))
@@ -218,7 +217,7 @@ class Session(Lifecycle):
         self._must_claim = admission.must_claim
         self.keeper.session_id = admission.session_id
         self.keeper.ephemeral = configuration.ephemeral
-        self.state, self.worker = State.LIVE, worker
+        self._has(worker)
         self.registry.add(self)
 
     async def _load(self, frame: bytes) -> None:
@@ -241,7 +240,7 @@ class Session(Lifecycle):
             self._answer(
                 messages.error("storage does not answer for the moment; the saved state is not lost: try again")
             )
-        except AtCapacity:
+        except NO_WORKER:
             await self._hand_over(5.0)
         else:
             self._parent = restored.record_id
@@ -286,7 +285,7 @@ class Session(Lifecycle):
         except WorkerDied as death:
             await self._died_of_dumping(death)
             return
-        except AtCapacity:
+        except NO_WORKER:
             await self._hand_over(5.0)
             return
         if done:

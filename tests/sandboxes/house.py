@@ -153,6 +153,7 @@ class House:
             return await Worker.start(isolation, 256 * MIB)
 
         self.pool = Pool(start, workers=workers, warm=0, make_room=self.registry.make_room, wait=wait)
+        self.registry.pool = self.pool
 
     async def close(self) -> None:
         for session in list(self.registry.sessions.values()):
