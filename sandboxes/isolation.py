@@ -6,7 +6,6 @@ Inside there is the program, the libraries that it is linked with, and nothing e
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
@@ -47,9 +46,9 @@ class ProgramMissing(Exception):
 
 
 class Isolation:
-    """Builds the command line of a worker. What can be had here is found out once, by `probe`.
+    """Builds the command line of a worker. What can be had here is tried once, when this is made: about 0.1 s.
 
-    Raises ProgramMissing when there is no `monty`.
+    Raises NotIsolated under `Mode.REQUIRED` where it cannot be had, ProgramMissing when there is no `monty`.
     """
 
     def __init__(self, mode: Mode | str) -> None:
@@ -59,8 +58,10 @@ class Isolation:
         self._limits = _path_of("prlimit")
         self._privileges = _path_of("setpriv")
         self._bubblewrap: str | None = None
-        self.reason = "isolation is switched off" if self.mode is Mode.OFF else "isolation was not probed yet"
+        self.reason = "isolation is switched off" if self.mode is Mode.OFF else self._find()
         """Why workers are not isolated; empty when they are."""
+        if self.mode is Mode.REQUIRED and not self.isolated:
+            raise NotIsolated(f"workers cannot be isolated here: {self.reason}")
 
     @property
     def isolated(self) -> bool:
@@ -72,18 +73,6 @@ class Isolation:
             return f"workers are isolated by {self._bubblewrap}"
         return f"workers are not isolated: {self.reason}"
 
-    async def probe(self) -> None:
-        """Tries what is installed, in a thread. Raises NotIsolated when isolation is required and cannot be had."""
-        await asyncio.to_thread(self.find)
-
-    def find(self) -> None:
-        """The same, waiting: about 0.1 s."""
-        if self.mode is Mode.OFF:
-            return
-        self.reason = self._find()
-        if self.mode is Mode.REQUIRED and not self.isolated:
-            raise NotIsolated(f"workers cannot be isolated here: {self.reason}")
-
     def argv(
         self, command: Sequence[str], *, address_space: int | None = None, info_fd: int | None = None
     ) -> list[str]:
@@ -91,10 +80,7 @@ class Isolation:
 
         `address_space` is in bytes. To `info_fd`, which must be inherited, Bubblewrap writes JSON with the process ID
         of the program as `child-pid`; it is only for isolated workers.
-        Raises NotIsolated when isolation is required and was not found.
         """
-        if self.mode is Mode.REQUIRED and not self.isolated:
-            raise NotIsolated(f"workers cannot be isolated here: {self.reason}")
         line: list[str] = []
         if self._limits:
             line += [self._limits, "--core=0"]

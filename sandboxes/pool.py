@@ -82,15 +82,9 @@ class Pool:
         """How many takes wait for a slot: no worker is being started for them."""
         return max(0, len(self._resumes) + len(self._others) - len(self._starts))
 
-    async def fill(self) -> None:
-        """Starts the warm workers and waits until they are ready. Raises CannotStart."""
-        for _ in range(min(self._lacking, self._slots)):
-            self._begin()
-        if self._starts:
-            done, _ = await asyncio.wait(self._starts)
-            for start in done:
-                if not start.cancelled() and (error := start.exception()) is not None:
-                    raise CannotStart(str(error)) from error
+    def fill(self) -> None:
+        """Begins to start the warm workers; the first take would do it otherwise."""
+        self._refill()
 
     async def take(self, resume: bool) -> Worker:
         """A worker that has served nobody; from now on the caller's, until `free`.
