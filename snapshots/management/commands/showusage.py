@@ -27,7 +27,9 @@ class Command(BaseCommand):
             if not projects.exists():
                 raise CommandError(f"There is no project {options['project']!r}.")
         records: Counter[tuple[int, str]] = Counter()
-        for project_id, kind, count in Record.objects.values_list("project_id", "kind").annotate(Count("pk")):
+        for project_id, kind, count in (
+            Record.objects.values_list("project_id", "kind").order_by().annotate(Count("pk"))
+        ):
             records[project_id, kind] = count
         self.stdout.write(COLUMNS.format("project", "snapshots", "sessions", "stored", "quota", "used"))
         for project in projects:
