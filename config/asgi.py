@@ -14,6 +14,7 @@ from sandboxes.consumers import MontyConsumer  # noqa: E402  (its models need th
 application = ProtocolTypeRouter(
     {
         "http": django_application,
-        "websocket": URLRouter([path("monty-ws/", MontyConsumer.as_asgi())]),
+        # Django's types know views alone.
+        "websocket": URLRouter([path("monty-ws/", MontyConsumer.as_asgi())]),  # type: ignore[arg-type]
     }
 )
