@@ -1,17 +1,14 @@
 #!/bin/sh
 # Installs the Debian packages that the tests need and that are absent: PostgreSQL, and bubblewrap where the one from
-# the wheel cannot make its namespaces. Without root it says what to install.
+# the wheel cannot isolate a worker. Without root it says what to install.
 set -eu
-
-bwrap_works() {
-    "$1" --unshare-all --die-with-parent --ro-bind / / true 2>/dev/null
-}
+cd "$(dirname "$0")/.."
 
 missing=""
 if ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 && ! command -v initdb >/dev/null 2>&1; then
     missing="postgresql"
 fi
-if ! bwrap_works .venv/bin/bwrap && ! bwrap_works bwrap; then
+if ! .venv/bin/python -c 'import sys; from sandboxes.isolation import Isolation; sys.exit(not Isolation("auto").isolated)'; then
     missing="$missing bubblewrap"
 fi
 [ -n "$missing" ] || exit 0
