@@ -100,9 +100,9 @@ class Recorder(Aside):
 
 
 class Balancer(Aside):
-    """Passes TCP connections to the port that `choose` names at that moment, as a load balancer does."""
+    """Passes TCP connections to the first of the ports of `choose` that takes them, as a load balancer does."""
 
-    def __init__(self, choose: Callable[[], int]) -> None:
+    def __init__(self, choose: Callable[[], tuple[int, ...]]) -> None:
         self._choose = choose
         self.dials: Counter[int] = Counter()
         """Connections by the port they went to."""
@@ -117,11 +117,17 @@ class Balancer(Aside):
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _bridge(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        port = self._choose()
-        self.dials[port] += 1
         far_writer: asyncio.StreamWriter | None = None
         try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+            for port in self._choose():
+                try:
+                    far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+                except ConnectionRefusedError:
+                    continue
+                self.dials[port] += 1
+                break
+            else:
+                return
             ways = [
                 asyncio.ensure_future(_pour(reader, far_writer)),
                 asyncio.ensure_future(_pour(far_reader, writer)),
