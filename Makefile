@@ -1,5 +1,6 @@
 # `make up` runs an instance, `make test` everything that must hold. Both install what they need first.
 
+PYTHON3 ?= python3
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
@@ -14,7 +15,9 @@ up: $(INSTALLED)
 install: $(INSTALLED)
 
 $(INSTALLED): requirements.txt
-	@test -x $(PYTHON) || python3 -m venv $(VENV)
+	@$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Moorage needs Python 3.11 or later: make PYTHON3=/path/to/it"; exit 1; }
+	@test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
