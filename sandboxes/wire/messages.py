@@ -107,10 +107,10 @@ class Configuration:
         configure.ClearField("ephemeral")
         configure.ClearField("profile")
         for name, value in asdict(self.limits if limits is None else limits).items():
-            if value is None:
-                configure.limits.ClearField(name)
-            else:
+            if value is not None:
                 setattr(configure.limits, name, value)
+            elif configure.HasField("limits"):
+                configure.limits.ClearField(name)
         return request.SerializeToString()
 
 
