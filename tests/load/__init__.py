@@ -1,0 +1,1 @@
+"""Trials of size, run with LOAD=1."""
