@@ -215,40 +215,38 @@ async def test_a_project_at_its_cap_and_over_its_quota_comes_back(start: Start) 
 async def test_a_handed_over_record_is_claimed_once(start: Start) -> None:
     """Coming back is for the client that was sent away: a record that it has taken up admits nobody else."""
     server = start()
-    async with server.client("capped") as pool:
-        async with pool.checkout() as session:
-            await session.feed_run("n = 1")
-            handed = session.session_id
-            assert handed is not None
-            server.signal(signal.SIGHUP)
-            await until(lambda: frozen(server) == 1, "the hand-over")
-            server.set_project("capped", snapshot_quota=1)
-            assert await session.feed_run("n") == 1
-            async with raw.wire(server, "capped") as client:
-                event = await client.ask(raw.configure())
-                if raw.kind(event) == raw.OK:
-                    event = await client.ask(raw.load(handed))
-                assert raw.kind(event) == raw.ERROR
-                assert "quota exceeded" in raw.words(event)
+    async with server.client("capped") as pool, pool.checkout() as session:
+        await session.feed_run("n = 1")
+        handed = session.session_id
+        assert handed is not None
+        server.signal(signal.SIGHUP)
+        await until(lambda: frozen(server) == 1, "the hand-over")
+        server.set_project("capped", snapshot_quota=1)
+        assert await session.feed_run("n") == 1
+        async with raw.wire(server, "capped") as client:
+            event = await client.ask(raw.configure())
+            if raw.kind(event) == raw.OK:
+                event = await client.ask(raw.load(handed))
+            assert raw.kind(event) == raw.ERROR
+            assert "quota exceeded" in raw.words(event)
 
 
 @pytest.mark.timeout(300)
 async def test_a_stop_waits_for_no_endless_turn(start: Start) -> None:
     server = start(DRAIN_GRACE=1)
-    async with server.client() as pool:
-        async with pool.checkout() as idle, pool.checkout() as endless:
-            await idle.feed_run("n = 1")
-            await endless.feed_run("n = 2")
-            running = asyncio.ensure_future(endless.feed_run("while True:\n    pass"))
-            await until(lambda: server.status()["running"] == 1, "the turn")
-            server.signal(signal.SIGTERM)
-            with pytest.raises(Exception, match=r".") as caught:
-                await running
-            assert type(caught.value).__name__ in ("MontyCrashedError", "MontyDisconnectError", "MontyShutdown")
-            own = idle.session_id
-            assert own is not None
-            await until(lambda: server.ended() is not None, "the end")
-            assert server.ended() == 0
+    async with server.client() as pool, pool.checkout() as idle, pool.checkout() as endless:
+        await idle.feed_run("n = 1")
+        await endless.feed_run("n = 2")
+        running = asyncio.ensure_future(endless.feed_run("while True:\n    pass"))
+        await until(lambda: server.status()["running"] == 1, "the turn")
+        server.signal(signal.SIGTERM)
+        with pytest.raises(Exception, match=r".") as caught:
+            await running
+        assert type(caught.value).__name__ in ("MontyCrashedError", "MontyDisconnectError", "MontyShutdown")
+        own = idle.session_id
+        assert own is not None
+        await until(lambda: server.ended() is not None, "the end")
+        assert server.ended() == 0
     server.start().ready()
     async with server.client() as pool, pool.checkout() as session:
         await session.load_session(own)

@@ -95,12 +95,11 @@ def saved(server: Moorage, session_id: bytes) -> bool:
 
 async def test_every_worker_heavy(server: Moorage) -> None:
     """When no worker can be had, a request is told so, and nobody is killed."""
-    async with server.client("small") as pool:
-        async with pool.checkout() as a, pool.checkout() as b, pool.checkout() as c:
-            for session in (a, b, c):
-                await session.feed_run(f"kept = 'x' * {40 * MB}")
-            with pytest.raises(MontyRuntimeError, match="server at capacity"):
-                async with pool.checkout(ephemeral=True) as another:
-                    await another.feed_run("1")
-            for session in (a, b, c):
-                assert await session.feed_run("len(kept)") == 40 * MB
+    async with server.client("small") as pool, pool.checkout() as a, pool.checkout() as b, pool.checkout() as c:
+        for session in (a, b, c):
+            await session.feed_run(f"kept = 'x' * {40 * MB}")
+        with pytest.raises(MontyRuntimeError, match="server at capacity"):
+            async with pool.checkout(ephemeral=True) as another:
+                await another.feed_run("1")
+        for session in (a, b, c):
+            assert await session.feed_run("len(kept)") == 40 * MB

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from tests.end_to_end import raw
 from tests.end_to_end.conftest import Launch
 from tests.end_to_end.harness import Moorage, signal_all
-from tests.end_to_end.waiting import PATIENCE, until
+from tests.end_to_end.waiting import until
 
 MIB = 2**20
 FRAME_MAX = 64 * MIB
@@ -215,31 +215,28 @@ async def test_an_answer_that_is_too_large(server: Moorage) -> None:
 
 async def test_a_client_that_never_reads(server: Moorage, bystander: Callable[[], int]) -> None:
     turns = bystander()
-    async with small_growth(server):
-        async with raw.wire(server, "quick", max_queue=1) as client:
-            assert raw.kind(await client.ask(raw.configure())) == raw.OK
-            await client.send(raw.feed("line = 'x' * 100_000\nwhile True:\n    print(line)"))
-            await until(lambda: bystander() > turns + 100, "many turns of somebody else")
+    async with small_growth(server), raw.wire(server, "quick", max_queue=1) as client:
+        assert raw.kind(await client.ask(raw.configure())) == raw.OK
+        await client.send(raw.feed("line = 'x' * 100_000\nwhile True:\n    print(line)"))
+        await until(lambda: bystander() > turns + 100, "many turns of somebody else")
     await nothing_left(server)
 
 
 async def test_a_client_that_floods(server: Moorage, bystander: Callable[[], int]) -> None:
     for frame in (raw.feed("n = '" + "x" * MIB + "'"), FEED_ONE):
-        async with small_growth(server):
-            async with raw.wire(server, max_queue=1) as client:
-                assert raw.kind(await client.ask(raw.configure())) == raw.OK
-                with pytest.raises(ConnectionClosed):
-                    for _ in range(20_000):
-                        await client.send(frame)
+        async with small_growth(server), raw.wire(server, max_queue=1) as client:
+            assert raw.kind(await client.ask(raw.configure())) == raw.OK
+            with pytest.raises(ConnectionClosed):
+                for _ in range(20_000):
+                    await client.send(frame)
         await nothing_left(server)
 
 
 async def test_a_flood_before_anything_else(server: Moorage, bystander: Callable[[], int]) -> None:
-    async with small_growth(server):
-        async with raw.wire(server, max_queue=1) as client:
-            with pytest.raises(ConnectionClosed):
-                for _ in range(20_000):
-                    await client.send(raw.configure())
+    async with small_growth(server), raw.wire(server, max_queue=1) as client:
+        with pytest.raises(ConnectionClosed):
+            for _ in range(20_000):
+                await client.send(raw.configure())
     await nothing_left(server)
 
 

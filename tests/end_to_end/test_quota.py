@@ -89,36 +89,35 @@ async def test_parallel_dumps_get_exactly_the_room_there_is(server: Moorage, pro
 
 
 async def test_a_full_project(server: Moorage, project: str) -> None:
-    async with server.client(project) as pool:
-        async with pool.checkout() as session:
-            await session.feed_run("kept = 'kept'")
-            first = await session.dump()
-            server.set_project(project, snapshot_quota=server.used(project) + 10)
-            with pytest.raises(MontyRuntimeError) as caught:
-                await session.dump()
-            assert FULL.search(str(caught.value))
-            assert await session.feed_run("kept") == "kept"
+    async with server.client(project) as pool, pool.checkout() as session:
+        await session.feed_run("kept = 'kept'")
+        first = await session.dump()
+        server.set_project(project, snapshot_quota=server.used(project) + 10)
+        with pytest.raises(MontyRuntimeError) as caught:
+            await session.dump()
+        assert FULL.search(str(caught.value))
+        assert await session.feed_run("kept") == "kept"
 
-            server.set_project(project, snapshot_quota=server.used(project) - 10)
-            with pytest.raises(MontyRuntimeError) as caught:
-                async with pool.checkout():
-                    pass
-            assert FULL.search(str(caught.value))
-            async with pool.checkout(ephemeral=True) as ephemeral:
-                assert await ephemeral.feed_run("1 + 1") == 2
-            async with pool.checkout(ephemeral=True) as ephemeral:
-                await ephemeral.load_session(first)
-                assert await ephemeral.feed_run("kept") == "kept"
+        server.set_project(project, snapshot_quota=server.used(project) - 10)
+        with pytest.raises(MontyRuntimeError) as caught:
+            async with pool.checkout():
+                pass
+        assert FULL.search(str(caught.value))
+        async with pool.checkout(ephemeral=True) as ephemeral:
+            assert await ephemeral.feed_run("1 + 1") == 2
+        async with pool.checkout(ephemeral=True) as ephemeral:
+            await ephemeral.load_session(first)
+            assert await ephemeral.feed_run("kept") == "kept"
 
-            freed = server.delete(project, first)
-            assert freed["count"] == 1
-            assert freed["freed"] > 0
-            server.set_project(project, snapshot_quota=100_000)
-            again = await session.dump()
-            assert again != first
-            async with pool.checkout() as other:
-                await other.load_session(again)
-                assert await other.feed_run("kept") == "kept"
+        freed = server.delete(project, first)
+        assert freed["count"] == 1
+        assert freed["freed"] > 0
+        server.set_project(project, snapshot_quota=100_000)
+        again = await session.dump()
+        assert again != first
+        async with pool.checkout() as other:
+            await other.load_session(again)
+            assert await other.feed_run("kept") == "kept"
 
 
 async def test_what_runs_is_saved_over_the_quota(server: Moorage, project: str) -> None:

@@ -111,16 +111,15 @@ async def test_a_key_without_the_scope(server: Moorage) -> None:
 
 
 async def test_a_key_that_is_revoked_meanwhile(server: Moorage) -> None:
-    async with server.client("leaver") as pool:
-        async with pool.checkout() as session:
-            await session.feed_run("kept = 'kept'")
-            own = session.session_id
-            assert own is not None
-            server.command("revokekey", server.keys["leaver"][:8], "--name", "to be revoked")
-            await until(lambda: not server.status()["sessions"], "its session closed")
-            with pytest.raises(Exception, match=r".") as caught:
-                await session.feed_run("kept")
-            assert type(caught.value).__name__ in ("MontyDisconnectError", "MontyShutdown", "MontyCrashedError")
+    async with server.client("leaver") as pool, pool.checkout() as session:
+        await session.feed_run("kept = 'kept'")
+        own = session.session_id
+        assert own is not None
+        server.command("revokekey", server.keys["leaver"][:8], "--name", "to be revoked")
+        await until(lambda: not server.status()["sessions"], "its session closed")
+        with pytest.raises(Exception, match=r".") as caught:
+            await session.feed_run("kept")
+        assert type(caught.value).__name__ in ("MontyDisconnectError", "MontyShutdown", "MontyCrashedError")
     async with server.client("main") as pool, pool.checkout() as session:
         await session.load_session(own)
         assert await session.feed_run("kept") == "kept"

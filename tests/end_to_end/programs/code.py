@@ -10,7 +10,8 @@ from tests.end_to_end.programs import Pool, attempt, feeds, program
 
 feeds(
     "closures",
-    "def counter():\n    n = 0\n    def add(by=1):\n        nonlocal n\n        n += by\n        return n\n    return add",
+    "def counter():\n    n = 0\n    def add(by=1):\n        nonlocal n\n        n += by\n        return n\n"
+    "    return add",
     "a, b = counter(), counter()",
     "a(), a(5), b()",
     "a(), b()",
@@ -65,9 +66,12 @@ feeds(
 )
 feeds(
     "class_operators",
-    "class V:\n    def __init__(self, x):\n        self.x = x\n    def __add__(self, o):\n        return V(self.x + o.x)\n"
-    "    def __eq__(self, o):\n        return self.x == o.x\n    def __getitem__(self, i):\n        return self.x[i]\n"
-    "    def __contains__(self, i):\n        return i in self.x\n    def __call__(self, k):\n        return self.x * k",
+    "class V:\n    def __init__(self, x):\n        self.x = x\n"
+    "    def __add__(self, o):\n        return V(self.x + o.x)\n"
+    "    def __eq__(self, o):\n        return self.x == o.x\n"
+    "    def __getitem__(self, i):\n        return self.x[i]\n"
+    "    def __contains__(self, i):\n        return i in self.x\n"
+    "    def __call__(self, k):\n        return self.x * k",
     "v = V([1]) + V([2])",
     "v.x, v == V([1, 2]), v[1], 2 in v, v(2)",
 )
@@ -92,8 +96,10 @@ feeds(
 )
 feeds(
     "pattern_matching",
-    "def kind(x):\n    match x:\n        case []:\n            return 'empty'\n        case [one]:\n            return one\n"
-    "        case {'a': a, **rest}:\n            return (a, rest)\n        case str() as s if len(s) > 2:\n            return s\n"
+    "def kind(x):\n    match x:\n        case []:\n            return 'empty'\n"
+    "        case [one]:\n            return one\n"
+    "        case {'a': a, **rest}:\n            return (a, rest)\n"
+    "        case str() as s if len(s) > 2:\n            return s\n"
     "        case _:\n            return 'other'",
     "[kind(x) for x in ([], [1], {'a': 2, 'b': 3}, 'long', 'no', 7)]",
 )
@@ -136,7 +142,8 @@ feeds(
 feeds(
     "causes_and_finally",
     "log = []",
-    "def f():\n    try:\n        raise ValueError('first')\n    except ValueError as e:\n        raise TypeError('second') from e\n"
+    "def f():\n    try:\n        raise ValueError('first')\n"
+    "    except ValueError as e:\n        raise TypeError('second') from e\n"
     "    finally:\n        log.append('finally')",
     "try:\n    f()\nexcept TypeError as e:\n    kept = e",
     "log, repr(kept)",

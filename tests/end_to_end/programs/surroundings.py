@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic_monty import ExternalModule, MemoryFile, MountDir, OSAccess
@@ -61,7 +61,10 @@ feeds(
     "start = time.time()",
     "datetime.now(), date.today(), time.time() - start",
     "time.tzname[0], f'{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}'",
-    os_policy={"datetime": datetime(2026, 1, 1, 9, 30), "timezone": {"offset_seconds": 3600, "name": "CET"}},
+    os_policy={
+        "datetime": datetime(2026, 1, 1, 9, 30, tzinfo=UTC),
+        "timezone": {"offset_seconds": 3600, "name": "CET"},
+    },
 )
 feeds("no_sleep_at_all", "import time", "time.sleep(3600)", "'at once'", os_policy={"sleep": "zero"})
 feeds(
@@ -204,10 +207,15 @@ async def files_in_memory(pool: Pool) -> list[object]:
         ]
 
 
+def make_notes(folder: str) -> None:
+    """Write what the sandbox is to find."""
+    Path(folder, "notes.txt").write_text("on the host")
+
+
 @program
 async def a_mounted_folder(pool: Pool) -> list[object]:
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "notes.txt").write_text("on the host")
+        make_notes(folder)
         with MountDir(host_path=folder, virtual_path="/data") as mount:
             async with pool.checkout() as session:
                 return [
@@ -249,7 +257,7 @@ async def a_clock_at_the_host(pool: Pool) -> list[object]:
 
     def answer(*, name: str, args: tuple[object, ...], **rest: object) -> object:
         asked.append(name)
-        return {"datetime.now": datetime(2030, 5, 5), "time.sleep": None}.get(name)
+        return {"datetime.now": datetime.fromisoformat("2030-05-05"), "time.sleep": None}.get(name)
 
     policy = {"datetime": "call_host", "sleep": "call_host"}
     async with pool.checkout(os_policy=policy) as session:  # type: ignore[arg-type]

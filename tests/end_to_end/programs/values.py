@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from pathlib import PurePosixPath
 
 from tests.end_to_end.programs import Pool, feeds, program
@@ -126,7 +126,7 @@ async def values_in_and_out(pool: Pool) -> list[object]:
         "items": [1, [2, (3, 4)], {"a": {5}}],
         "frozen": frozenset({1}),
         "day": date(2024, 2, 29),
-        "moment": datetime(2024, 2, 29, 12, tzinfo=timezone.utc),
+        "moment": datetime(2024, 2, 29, 12, tzinfo=UTC),
         "while_": timedelta(seconds=90),
         "path": PurePosixPath("/a/b"),
         "dots": ...,
