@@ -18,9 +18,6 @@ from typing import ParamSpec, Protocol, TypeVar
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, close_old_connections
 from django.utils import timezone
-from snapshots import leases, loading, saving
-from vault import blobs
-from vault.transactions import relaxed
 
 from projects.keys import authenticate
 from projects.models import ApiKey, Project
@@ -39,6 +36,9 @@ from sandboxes.store import (
 )
 from sandboxes.wire.messages import Limits
 from sandboxes.worker import INTERPRETER
+from snapshots import leases, loading, saving
+from vault import blobs
+from vault.transactions import relaxed
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils import timezone
-from vault.transactions import relaxed
 
 from sandboxes.database import keep_connected
 from sandboxes.models import LiveSession, Server
+from vault.transactions import relaxed
 
 if TYPE_CHECKING:
     from sandboxes.session import Session

@@ -14,9 +14,9 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Now
-from snapshots import leases
 
 from sandboxes.models import LiveSession, Server
+from snapshots import leases
 
 logger = logging.getLogger(__name__)
 

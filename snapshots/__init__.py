@@ -1,0 +1,1 @@
+"""Saved state: records, the protocol that saves them, their expiry and deletion."""

@@ -1,0 +1,135 @@
+"""Blobs and the bytes they count for. Whoever reserves must have room; whoever dooms gives back what was really moved."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Iterable
+
+from django.db import IntegrityError, transaction
+from django.db.models import F
+from django.utils import timezone
+
+from vault.models import Blob, Usage
+from vault.storage import BlobMissing, StorageFailed, store
+from vault.transactions import relaxed
+
+__all__ = [
+    "BlobMissing",
+    "QuotaExceeded",
+    "StorageFailed",
+    "discard",
+    "doom",
+    "get",
+    "keep",
+    "put",
+    "remove",
+    "reserve",
+    "used",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class QuotaExceeded(Exception):
+    """There is no room: `used` of `limit` bytes are taken, and `asked` more were wanted."""
+
+    def __init__(self, used: int, limit: int, asked: int) -> None:
+        super().__init__(f"{used:,} of {limit:,} bytes are used; {asked:,} more do not fit")
+        self.used = used
+        self.limit = limit
+        self.asked = asked
+
+
+def used(tenant: int) -> int:
+    """Bytes that count for a tenant now."""
+    return Usage.objects.filter(tenant=tenant).values_list("bytes", flat=True).first() or 0
+
+
+def reserve(tenant: int, size: int, limit: int | None) -> Blob:
+    """A pending blob of `size` bytes, if the tenant's use stays within `limit`. Raises QuotaExceeded."""
+    with relaxed():
+        if not _charge(tenant, size, limit):
+            assert limit is not None
+            raise QuotaExceeded(used(tenant), limit, size)
+        key = secrets.token_hex(16)
+        return Blob.objects.create(tenant=tenant, key=f"{tenant}/{key[:2]}/{key}", size=size)
+
+
+def _charge(tenant: int, size: int, limit: int | None) -> bool:
+    """Add `size` in one conditional UPDATE; whether there was room."""
+    rows = Usage.objects.filter(tenant=tenant)
+    if limit is not None:
+        rows = rows.filter(bytes__lte=limit - size)
+    if rows.update(bytes=F("bytes") + size):
+        return True
+    if Usage.objects.filter(tenant=tenant).exists():
+        return False
+    if limit is not None and size > limit:
+        return False
+    try:
+        with transaction.atomic():
+            Usage.objects.create(tenant=tenant, bytes=size)
+    except IntegrityError:  # somebody else's first blob came between
+        return _charge(tenant, size, limit)
+    return True
+
+
+def put(blob: Blob, data: bytes) -> None:
+    """Write a blob's object, durably. Raises StorageFailed."""
+    store().put(blob.key, data)
+
+
+def get(key: str) -> bytes:
+    """Read an object. Raises BlobMissing, StorageFailed."""
+    return store().get(key)
+
+
+def remove(key: str) -> None:
+    """Remove an object; absent is as good. Raises StorageFailed."""
+    store().remove(key)
+
+
+def keep(blob: Blob) -> bool:
+    """The object is there and something points at it. Within the caller's transaction. False when it was swept."""
+    return Blob.objects.filter(pk=blob.pk, state=Blob.State.PENDING).update(state=Blob.State.KEPT) == 1
+
+
+def doom(blob_ids: Iterable[int]) -> int:
+    """Nothing points at these any more; their bytes are free at once. Within the caller's transaction.
+
+    The bytes freed: those of blobs that really were pending or kept.
+    """
+    ids = list(blob_ids)
+    counted = Blob.objects.select_for_update().filter(pk__in=ids, state__in=Blob.COUNTED).order_by("pk")
+    freed: Counter[int] = Counter()
+    moved = []
+    for pk, tenant, size in counted.values_list("pk", "tenant", "size"):
+        freed[tenant] += size
+        moved.append(pk)
+    Blob.objects.filter(pk__in=moved).update(state=Blob.State.DOOMED, doomed_at=timezone.now())
+    for tenant, size in sorted(freed.items()):
+        Usage.objects.filter(tenant=tenant).update(bytes=F("bytes") - size)
+    return freed.total()
+
+
+def discard(blob: Blob) -> None:
+    """A reservation that came to nothing: its bytes are given back and its object removed, now or by the sweep."""
+    with relaxed():
+        doom([blob.pk])
+    erase([blob])
+
+
+def erase(doomed: Iterable[Blob]) -> int:
+    """Remove the objects and rows of doomed blobs. How many; the others are left for the next sweep."""
+    gone = []
+    for blob in doomed:
+        try:
+            remove(blob.key)
+        except StorageFailed as error:
+            logger.warning("object %s stays for the next sweep: %s", blob.key, error)
+        else:
+            gone.append(blob.pk)
+    Blob.objects.filter(pk__in=gone, state=Blob.State.DOOMED).delete()
+    return len(gone)
