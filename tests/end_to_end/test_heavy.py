@@ -90,7 +90,7 @@ async def test_a_disconnect_tries_all_the_same(server: Moorage) -> None:
 
 def saved(server: Moorage, session_id: bytes) -> bool:
     """Whether a session has a record of its own."""
-    return bool(server.sql("SELECT 1 FROM snapshots_record WHERE hex(id) = ?", [session_id.hex().upper()]))
+    return bool(server.sql("SELECT 1 FROM snapshots_record WHERE id = ?", [session_id.hex()]))
 
 
 async def test_every_worker_heavy(server: Moorage) -> None:

@@ -312,7 +312,7 @@ async def test_a_worker_that_panics(server: Moorage, bystander: Callable[[], int
                 await session.feed_run("kept = 1")
                 record = await session.dump()
                 with pytest.raises(MontyCrashedError):
-                    await session.feed_run("locals()")
+                    await session.feed_run("class A:\n    pass\na = A()\nlocals()")
             async with pool.checkout() as session:
                 await session.load_session(record)
                 assert await session.feed_run("kept") == 1

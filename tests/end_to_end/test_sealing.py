@@ -28,8 +28,8 @@ async def snapshot(pool: AsyncMontyWebsocket, text: str) -> bytes:
 def object_of(server: Moorage, record: bytes) -> Path:
     """The file in which a record's state is."""
     rows = server.sql(
-        "SELECT b.key FROM snapshots_record r JOIN vault_blob b ON b.id = r.blob_id WHERE hex(r.id) = ?",
-        [record.hex().upper()],
+        "SELECT b.key FROM snapshots_record r JOIN vault_blob b ON b.id = r.blob_id WHERE r.id = ?",
+        [record.hex()],
     )
     (path,) = [path for path in server.storage.rglob("*") if path.is_file() and str(path).endswith(str(rows[0][0]))]
     return path

@@ -46,7 +46,7 @@ async def test_all_that_cannot_be_loaded_looks_the_same(server: Moorage) -> None
         deleted, _ = await saved(mine, 3)
         good, _ = await saved(mine, 4)
         assert server.delete("main", deleted)["count"] == 1
-        server.sql("UPDATE snapshots_record SET expires = '2020-01-01' WHERE hex(id) = ?", [expired.hex().upper()])
+        server.sql("UPDATE snapshots_record SET expires = '2020-01-01' WHERE id = ?", [expired.hex()])
 
         said = {
             name: await refusal(mine, state)

@@ -23,11 +23,11 @@ def sweep() -> dict[str, Any]:
 
     at_once = timedelta(0)
     sweeping.sweep_pending(older_than=at_once)
-    sweeping.sweep_unreferenced()
+    sweeping.sweep_unreferenced(older_than=at_once)
     sweeping.remove_doomed(older_than=at_once)
     sweeping.sweep_orphans(older_than=at_once)
     rows = set(Blob.objects.values_list("key", flat=True))
-    objects = {name for name, *_ in store().listing()}
+    objects = {key for key, _ in store().objects()}
     kept = Blob.objects.exclude(state=Blob.State.DOOMED)
     sums = {row["tenant"]: row["total"] for row in kept.values("tenant").annotate(total=Sum("size"))}
     use = {usage.tenant: usage.bytes for usage in Usage.objects.all() if usage.bytes}
