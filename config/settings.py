@@ -116,6 +116,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
 ]
 USE_TZ = True
+TIME_ZONE = "UTC"
 
 # Where it keeps things
 

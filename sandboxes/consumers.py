@@ -6,33 +6,16 @@ A door tells who comes and makes the session; the frames then go from the connec
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from projects.keys import Refused
-from sandboxes.database import DatabaseStore, Lease, Owners, Threads, identify
-from sandboxes.pool import Pool
-from sandboxes.registry import Registry
+from sandboxes.database import DatabaseStore, identify
+from sandboxes.house import House
 from sandboxes.session import Session
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-
-@dataclass
-class House:
-    """What a door needs of the server behind it; the server puts it into each connection's scope."""
-
-    pool: Pool
-    registry: Registry
-    threads: Threads
-    """For what may take long: storage, saves."""
-    door: Threads
-    """For telling who comes, which waits for no save."""
-    lease: Lease
-    owners: Owners
-    draining: bool = False
 
 
 class MontyConsumer:

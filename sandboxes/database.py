@@ -121,7 +121,7 @@ def identify(secret: str) -> Visitor:
 
 def visitor(project: Project, key: ApiKey) -> Visitor:
     """What `key` may do in `project`."""
-    may = Scope.EXECUTE_AGENT_SANDBOXES.value in key.scopes
+    may = Scope.EXECUTE.value in key.scopes
     return Visitor(project.pk, project.name, key.pk, may, ceiling(project))
 
 
@@ -149,7 +149,7 @@ class DatabaseStore:
 
     async def admit(self, *, ephemeral: bool, script_name: str) -> Admission:
         if not self.visitor.may_execute:
-            raise Refused(f"this API key lacks the scope {Scope.EXECUTE_AGENT_SANDBOXES.value}; make one that has it")
+            raise Refused(f"this API key lacks the scope {Scope.EXECUTE.value}; make one that has it")
         if self.lease.lost:
             raise Refused("this server has lost its lease and takes no new sessions; connect again")
         return await self.threads.run(self._admit, ephemeral, script_name)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from django.conf import settings
 
 from sandboxes import heartbeat
+from sandboxes.lifecycle import State
 from sandboxes.models import Server as Row
-from sandboxes.session import State
 
 if TYPE_CHECKING:
+    from sandboxes.lifecycle import Lifecycle as Session
     from sandboxes.server import MoorageServer
-    from sandboxes.session import Session
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from sandboxes.models import LiveSession, Server
 from vault.transactions import relaxed
 
 if TYPE_CHECKING:
-    from sandboxes.session import Session
+    from sandboxes.lifecycle import Lifecycle as Session
 
 logger = logging.getLogger(__name__)
 

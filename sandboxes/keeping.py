@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from sandboxes.store import Dump, NotSaved, Overtaken, Store
 
@@ -27,7 +27,7 @@ class Shelf(Protocol):
 
     def drop(self, keeper: Keeper) -> None: ...
 
-    def spawn(self, work: Awaitable[object]) -> asyncio.Task[object]: ...
+    def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]: ...
 
 
 class Keeper:

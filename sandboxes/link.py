@@ -124,8 +124,8 @@ class MontyLink(WebSocketProtocol):  # type: ignore[misc]
                 return
             if sent == len(data):
                 return
-            data = memoryview(data)[sent:] if sent else data
-        transport.write(bytes(data))
+            data = data[sent:]
+        transport.write(data)
 
     def close(self) -> None:
         """End the connection after what was sent."""

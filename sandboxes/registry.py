@@ -7,15 +7,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sandboxes.keeping import Keeper
 
 if TYPE_CHECKING:
+    from sandboxes.lifecycle import Lifecycle as Session
     from sandboxes.pool import Pool
-    from sandboxes.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -171,9 +171,9 @@ class Registry:
 
     # Work
 
-    def spawn(self, work: Awaitable[object]) -> asyncio.Task[object]:
+    def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
         """Run `work` as a task of the server's, which the drain waits for."""
-        task: asyncio.Task[object] = asyncio.ensure_future(work)  # type: ignore[assignment]
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task

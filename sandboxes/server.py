@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from channels.layers import get_channel_layer
@@ -19,9 +19,9 @@ from twisted.internet import defer, reactor
 
 from sandboxes import heartbeat
 from sandboxes.channel import Channel
-from sandboxes.consumers import House
 from sandboxes.database import Lease, Threads
 from sandboxes.drain import Drain
+from sandboxes.house import House
 from sandboxes.isolation import Isolation
 from sandboxes.link import MontyFactory, MontyLink, take_colours_away
 from sandboxes.models import Server as Row
@@ -73,7 +73,7 @@ class Listener(daphne_server.Server):  # type: ignore[misc]
         for at in range(self._next_check, len(protocols), CHECK_SHARE):
             protocols[at].check_timeouts()
         self._next_check = (self._next_check + 1) % CHECK_SHARE
-        reactor.callLater(CHECK_EVERY, self.timeout_checker)  # type: ignore[attr-defined]
+        reactor.callLater(CHECK_EVERY, self.timeout_checker)
 
     def stop_accepting(self) -> None:
         """Leave the listening socket to whoever else holds it."""
@@ -99,6 +99,7 @@ class MoorageServer:
 
     def __init__(self, application: Any, listening: socket.socket, ready: Callable[[], None]) -> None:
         self._ready = ready
+        self._listening = listening
         self.failure: BaseException | None = None
         self.isolation = Isolation(settings.WORKER_ISOLATION)
         times = Times(
@@ -156,9 +157,9 @@ class MoorageServer:
         loop.add_signal_handler(signal.SIGUSR1, self.drain.asked, settings.DRAIN_LINGER)
         loop.call_soon(self.spawn, self._start())
 
-    def spawn(self, work: Awaitable[None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task that lives as long as the server."""
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[assignment]
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -231,8 +232,8 @@ class MoorageServer:
 
     def stop(self) -> None:
         """Leave the event loop."""
-        if reactor.running:  # type: ignore[attr-defined]
-            reactor.stop()  # type: ignore[attr-defined]
+        if reactor.running:
+            reactor.stop()
 
     async def close(self) -> None:
         """Everything is saved: workers end, the lease is given back."""

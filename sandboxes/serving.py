@@ -13,7 +13,9 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-@dataclass
+@dataclass(eq=False)
 class Child:
     """One server beneath the holder."""
 
@@ -96,8 +98,8 @@ class Holder:
         self._task(self._await_ready(child, reading))
         return child
 
-    def _task(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    def _task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from sandboxes.lifecycle import NO_WORKER, CannotDump, Lifecycle, State, ignore
 from sandboxes.store import Admission, NotSaved, NoWorkerForVersion, Overtaken, QuotaFull, Refused, UnknownSession
 from sandboxes.wire import messages
+from sandboxes.wire.fields import ProtocolError
 from sandboxes.wire.kinds import SUSPENSIONS, Event, Kind
 from sandboxes.wire.messages import Configuration, Limits
-from sandboxes.wire.scan import ProtocolError, scan
+from sandboxes.wire.scan import scan
 from sandboxes.worker import Worker, WorkerDied
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_safe
 
-from sandboxes.consumers import House
+from sandboxes.house import House
 
 
 def house_of(request: HttpRequest) -> House | None:

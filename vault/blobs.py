@@ -1,4 +1,4 @@
-"""Blobs and the bytes they count for. Whoever reserves must have room; whoever dooms gives back what was really moved."""
+"""Blobs and the bytes they count for. Whoever reserves must have room; whoever dooms gives back what really moved."""
 
 from __future__ import annotations
 

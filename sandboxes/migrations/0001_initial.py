@@ -5,45 +5,86 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('projects', '0001_initial'),
+        ("projects", "0001_initial"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Server',
+            name="Server",
             fields=[
-                ('name', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('channel', models.CharField(max_length=120)),
-                ('state', models.CharField(choices=[('serving', 'Serving'), ('draining', 'Draining'), ('gone', 'Gone'), ('lost', 'Lost')], default='serving', max_length=10)),
-                ('started', models.DateTimeField(auto_now_add=True)),
-                ('heartbeat', models.DateTimeField(db_index=True)),
+                ("name", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("channel", models.CharField(max_length=120)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[("serving", "Serving"), ("draining", "Draining"), ("gone", "Gone"), ("lost", "Lost")],
+                        default="serving",
+                        max_length=10,
+                    ),
+                ),
+                ("started", models.DateTimeField(auto_now_add=True)),
+                ("heartbeat", models.DateTimeField(db_index=True)),
             ],
         ),
         migrations.CreateModel(
-            name='LiveSession',
+            name="LiveSession",
             fields=[
-                ('id', models.CharField(max_length=32, primary_key=True, serialize=False)),
-                ('epoch', models.PositiveIntegerField(default=0)),
-                ('generation', models.PositiveBigIntegerField(default=0)),
-                ('ephemeral', models.BooleanField(default=False)),
-                ('state', models.CharField(choices=[('live', 'Live'), ('parked', 'Parked'), ('frozen', 'Frozen'), ('closed', 'Closed'), ('lost', 'Lost')], default='live', max_length=10)),
-                ('script_name', models.TextField(blank=True)),
-                ('connected', models.DateTimeField(auto_now_add=True)),
-                ('active', models.DateTimeField()),
-                ('ended', models.DateTimeField(null=True)),
-                ('end_reason', models.CharField(blank=True, max_length=60)),
-                ('turns', models.PositiveBigIntegerField(default=0)),
-                ('heavy', models.BooleanField(default=False)),
-                ('key', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='sessions', to='projects.apikey')),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='sessions', to='projects.project')),
-                ('server', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='sessions', to='sandboxes.server')),
+                ("id", models.CharField(max_length=32, primary_key=True, serialize=False)),
+                ("epoch", models.PositiveIntegerField(default=0)),
+                ("generation", models.PositiveBigIntegerField(default=0)),
+                ("ephemeral", models.BooleanField(default=False)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("live", "Live"),
+                            ("parked", "Parked"),
+                            ("frozen", "Frozen"),
+                            ("closed", "Closed"),
+                            ("lost", "Lost"),
+                        ],
+                        default="live",
+                        max_length=10,
+                    ),
+                ),
+                ("script_name", models.TextField(blank=True)),
+                ("connected", models.DateTimeField(auto_now_add=True)),
+                ("active", models.DateTimeField()),
+                ("ended", models.DateTimeField(null=True)),
+                ("end_reason", models.CharField(blank=True, max_length=60)),
+                ("turns", models.PositiveBigIntegerField(default=0)),
+                ("heavy", models.BooleanField(default=False)),
+                (
+                    "key",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="sessions",
+                        to="projects.apikey",
+                    ),
+                ),
+                (
+                    "project",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="sessions", to="projects.project"
+                    ),
+                ),
+                (
+                    "server",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="sessions", to="sandboxes.server"
+                    ),
+                ),
             ],
             options={
-                'indexes': [models.Index(fields=['project', 'state'], name='sandboxes_l_project_097421_idx'), models.Index(fields=['server', 'state'], name='sandboxes_l_server__7eb8cf_idx'), models.Index(fields=['state', 'active'], name='sandboxes_l_state_5e1f33_idx')],
+                "indexes": [
+                    models.Index(fields=["project", "state"], name="sandboxes_l_project_097421_idx"),
+                    models.Index(fields=["server", "state"], name="sandboxes_l_server__7eb8cf_idx"),
+                    models.Index(fields=["state", "active"], name="sandboxes_l_state_5e1f33_idx"),
+                ],
             },
         ),
     ]

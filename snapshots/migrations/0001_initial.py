@@ -5,53 +5,84 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('projects', '0001_initial'),
-        ('vault', '0001_initial'),
+        ("projects", "0001_initial"),
+        ("vault", "0001_initial"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Tombstone',
+            name="Tombstone",
             fields=[
-                ('id', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('at', models.DateTimeField(auto_now_add=True)),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='projects.project')),
+                ("id", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "project",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="+", to="projects.project"
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Record',
+            name="Record",
             fields=[
-                ('id', models.CharField(max_length=64, primary_key=True, serialize=False)),
-                ('kind', models.CharField(choices=[('session', 'Session'), ('snapshot', 'Snapshot')], max_length=8)),
-                ('session', models.CharField(help_text='The session that wrote it.', max_length=64)),
-                ('generation', models.PositiveBigIntegerField(default=0, help_text='Of a saved session: counts its saves.')),
-                ('parent', models.CharField(blank=True, help_text='The record its session was restored from.', max_length=64)),
-                ('name', models.CharField(blank=True, max_length=200)),
-                ('note', models.TextField(blank=True)),
-                ('suspended', models.BooleanField(default=False)),
-                ('script_name', models.TextField(blank=True)),
-                ('type_check', models.BooleanField(default=False)),
-                ('interpreter', models.CharField(max_length=40)),
-                ('limits', models.JSONField(default=dict)),
-                ('state_size', models.PositiveBigIntegerField(help_text='Bytes of the dump.')),
-                ('sha256', models.BinaryField(help_text='Of the dump.', max_length=32)),
-                ('created', models.DateTimeField()),
-                ('saved', models.DateTimeField()),
-                ('expires', models.DateTimeField()),
-                ('held_until', models.DateTimeField(null=True)),
-                ('kept', models.BooleanField(default=False)),
-                ('handed_over', models.DateTimeField(null=True)),
-                ('claimed', models.DateTimeField(null=True)),
-                ('blob', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='vault.blob')),
-                ('key', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='records', to='projects.apikey')),
-                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='records', to='projects.project')),
+                ("id", models.CharField(max_length=64, primary_key=True, serialize=False)),
+                ("kind", models.CharField(choices=[("session", "Session"), ("snapshot", "Snapshot")], max_length=8)),
+                ("session", models.CharField(help_text="The session that wrote it.", max_length=64)),
+                (
+                    "generation",
+                    models.PositiveBigIntegerField(default=0, help_text="Of a saved session: counts its saves."),
+                ),
+                (
+                    "parent",
+                    models.CharField(blank=True, help_text="The record its session was restored from.", max_length=64),
+                ),
+                ("name", models.CharField(blank=True, max_length=200)),
+                ("note", models.TextField(blank=True)),
+                ("suspended", models.BooleanField(default=False)),
+                ("script_name", models.TextField(blank=True)),
+                ("type_check", models.BooleanField(default=False)),
+                ("interpreter", models.CharField(max_length=40)),
+                ("limits", models.JSONField(default=dict)),
+                ("state_size", models.PositiveBigIntegerField(help_text="Bytes of the dump.")),
+                ("sha256", models.BinaryField(help_text="Of the dump.", max_length=32)),
+                ("created", models.DateTimeField()),
+                ("saved", models.DateTimeField()),
+                ("expires", models.DateTimeField()),
+                ("held_until", models.DateTimeField(null=True)),
+                ("kept", models.BooleanField(default=False)),
+                ("handed_over", models.DateTimeField(null=True)),
+                ("claimed", models.DateTimeField(null=True)),
+                (
+                    "blob",
+                    models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name="+", to="vault.blob"),
+                ),
+                (
+                    "key",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="records",
+                        to="projects.apikey",
+                    ),
+                ),
+                (
+                    "project",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="records", to="projects.project"
+                    ),
+                ),
             ],
             options={
-                'indexes': [models.Index(fields=['project', 'saved'], name='snapshots_r_project_b4891d_idx'), models.Index(fields=['project', 'parent'], name='snapshots_r_project_853ec1_idx'), models.Index(fields=['expires'], name='snapshots_r_expires_8fc30a_idx'), models.Index(fields=['project', 'handed_over'], name='snapshots_r_project_b9437e_idx')],
+                "indexes": [
+                    models.Index(fields=["project", "saved"], name="snapshots_r_project_b4891d_idx"),
+                    models.Index(fields=["project", "parent"], name="snapshots_r_project_853ec1_idx"),
+                    models.Index(fields=["expires"], name="snapshots_r_expires_8fc30a_idx"),
+                    models.Index(fields=["project", "handed_over"], name="snapshots_r_project_b9437e_idx"),
+                ],
             },
         ),
     ]

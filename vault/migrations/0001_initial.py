@@ -4,44 +4,53 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='Correction',
+            name="Correction",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('tenant', models.BigIntegerField()),
-                ('found', models.DateTimeField(auto_now_add=True)),
-                ('counted', models.BigIntegerField(help_text='Bytes as they were counted.')),
-                ('actual', models.BigIntegerField(help_text='Bytes of the blobs that are there.')),
-                ('missing_objects', models.PositiveIntegerField(default=0, help_text='Kept blobs without an object.')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("tenant", models.BigIntegerField()),
+                ("found", models.DateTimeField(auto_now_add=True)),
+                ("counted", models.BigIntegerField(help_text="Bytes as they were counted.")),
+                ("actual", models.BigIntegerField(help_text="Bytes of the blobs that are there.")),
+                ("missing_objects", models.PositiveIntegerField(default=0, help_text="Kept blobs without an object.")),
             ],
         ),
         migrations.CreateModel(
-            name='Usage',
+            name="Usage",
             fields=[
-                ('tenant', models.BigIntegerField(primary_key=True, serialize=False)),
-                ('bytes', models.BigIntegerField(default=0)),
+                ("tenant", models.BigIntegerField(primary_key=True, serialize=False)),
+                ("bytes", models.BigIntegerField(default=0)),
             ],
         ),
         migrations.CreateModel(
-            name='Blob',
+            name="Blob",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('tenant', models.BigIntegerField()),
-                ('key', models.CharField(max_length=120, unique=True)),
-                ('size', models.PositiveBigIntegerField(help_text='Bytes in storage.')),
-                ('state', models.CharField(choices=[('pending', 'Pending'), ('kept', 'Kept'), ('doomed', 'Doomed')], default='pending', max_length=7)),
-                ('created', models.DateTimeField(auto_now_add=True)),
-                ('doomed_at', models.DateTimeField(null=True)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("tenant", models.BigIntegerField()),
+                ("key", models.CharField(max_length=120, unique=True)),
+                ("size", models.PositiveBigIntegerField(help_text="Bytes in storage.")),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[("pending", "Pending"), ("kept", "Kept"), ("doomed", "Doomed")],
+                        default="pending",
+                        max_length=7,
+                    ),
+                ),
+                ("created", models.DateTimeField(auto_now_add=True)),
+                ("doomed_at", models.DateTimeField(null=True)),
             ],
             options={
-                'indexes': [models.Index(fields=['tenant', 'state'], name='vault_blob_tenant_5d0c2c_idx'), models.Index(fields=['state', 'created'], name='vault_blob_state_e0bbb3_idx'), models.Index(fields=['state', 'doomed_at'], name='vault_blob_state_7be990_idx')],
+                "indexes": [
+                    models.Index(fields=["tenant", "state"], name="vault_blob_tenant_5d0c2c_idx"),
+                    models.Index(fields=["state", "created"], name="vault_blob_state_e0bbb3_idx"),
+                    models.Index(fields=["state", "doomed_at"], name="vault_blob_state_7be990_idx"),
+                ],
             },
         ),
     ]

@@ -49,7 +49,8 @@ class Command(BaseCommand):
         if parent is not None:
             die_with_parent(parent)
 
-        from config.asgi import application
+        from channels.routing import get_default_application
+
         from sandboxes.isolation import NotIsolated
         from sandboxes.server import MoorageServer
 
@@ -59,6 +60,6 @@ class Command(BaseCommand):
                 os.close(ready_fd)
 
         try:
-            MoorageServer(application, socket.socket(fileno=fd), ready).run()
+            MoorageServer(get_default_application(), socket.socket(fileno=fd), ready).run()
         except NotIsolated as error:
             raise CommandError(str(error)) from error
