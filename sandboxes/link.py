@@ -137,6 +137,7 @@ class MontyLink(WebSocketProtocol):  # type: ignore[misc]
         self.guest = guest
         self.throttle = Throttle(self)
         self.transport.bufferSize = UNSENT_MAX
+        self.transport.unregisterProducer()  # the HTTP channel, which has nothing to produce any more
         self.transport.registerProducer(self.throttle, True)
 
     # From the client

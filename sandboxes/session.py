@@ -195,12 +195,15 @@ class Session(Lifecycle):
         except WorkerDied as death:
             self._answer(messages.fatal(str(death)))
         else:
-            self._answer(reply if self.ephemeral else messages.with_session_id(reply, self.session_id))
+            self._answer(self._with_id(reply))
         finally:
             if worker is not None:
                 self.pool.free(worker)
             if self.state is State.NEW:
                 await self._withdraw(admitting, admission)
+
+    def _with_id(self, reply: bytes) -> bytes:
+        return reply if self.ephemeral else messages.with_session_id(reply, self.session_id)
 
     async def _withdraw(self, admitting: asyncio.Future[Admission], admission: Admission | None) -> None:
         """Nothing came of it: the row of a session that was admitted goes."""
@@ -267,7 +270,7 @@ class Session(Lifecycle):
             raise UnknownSession
         self.started = self.keeper.dirty = True
         self.suspended = kind in SUSPENSIONS
-        self._answer(event)
+        self._answer(self._with_id(event))
 
     # Dumping
 

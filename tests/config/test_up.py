@@ -6,7 +6,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,15 +49,14 @@ class Instance:
     def until_up(self):
         until(lambda: "\nEND\n" in self.text or self.process.poll() is not None, self.output)
         assert self.process.poll() is None, self.text
-        return self.text.split("\n\n", 2)
 
     def credentials(self):
         return json.loads((self.var / "credentials.json").read_text())
 
     def first_program(self):
         """What the printed lines print when they are pasted into a shell that knows nothing."""
-        lines = self.text[self.text.index(sys.executable + " - <<") :]
-        program = lines[: lines.index("\nEND\n") + len("\nEND\n")]
+        first = next(line for line in self.text.splitlines() if line.endswith(" - <<'END'"))
+        program = self.text[self.text.index(first) :]
         environment = {"PATH": "/usr/bin:/bin"}
         return subprocess.run(
             ["sh"], input=program, cwd="/", env=environment, capture_output=True, text=True, check=False

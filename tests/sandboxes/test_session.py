@@ -396,7 +396,7 @@ async def test_an_ephemeral_state_is_never_evicted(make_house: Callable[..., Hou
 async def test_a_panicking_worker_ends_its_session_alone(house: House) -> None:
     other, other_client = await house.configured()
     session, client = await house.configured()
-    assert await house.run(session, client, "locals()") is Event.FATAL_ERROR
+    assert await house.run(session, client, "class A: pass\na = A()\nlocals()") is Event.FATAL_ERROR
     await until(lambda: session.state is State.CLOSED)
     assert client.closed.is_set()
     assert await house.run(other, other_client, "1") is Event.COMPLETE
