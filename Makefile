@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 PIP_COMPILE := $(VENV)/bin/pip-compile --quiet --strip-extras --no-emit-index-url --no-emit-trusted-host \
 	--no-emit-find-links --no-header
 
-.PHONY: up install test lint bench load requirements system
+.PHONY: up install test tests-beside-services lint bench load requirements system
 
 up: $(INSTALLED)
 	@exec $(PYTHON) manage.py up --with-parent
@@ -22,8 +22,11 @@ $(INSTALLED): requirements.txt
 	@touch $@
 
 test: $(INSTALLED) system lint
+	$(PYTHON) -m tests.services.run $(MAKE) --no-print-directory tests-beside-services
+
+tests-beside-services:
 	$(VENV)/bin/pytest -n 3 --dist worksteal
-	$(PYTHON) -m tests.services.run $(VENV)/bin/pytest tests/vault tests/snapshots tests/projects
+	$(PYTHON) -m tests.services.run --on-postgres $(VENV)/bin/pytest tests/vault tests/snapshots tests/projects
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check
