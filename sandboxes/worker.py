@@ -34,6 +34,12 @@ was taken over could fill the server."""
 START_SECONDS: Final = 5.0
 """A worker that is not ready by then has failed to start; a usual start takes some milliseconds."""
 
+CANCEL_SECONDS: Final = 0.2
+"""How long a launch that was itself cancelled may take to end."""
+
+GROUP_SECONDS: Final = 0.5
+"""How long Bubblewrap may take to end after its child was killed, before it is killed too."""
+
 _READ_SIZE: Final = 64 << 10
 _SHORT_FRAME: Final = 64 << 10
 _OUT_OF_MEMORY: Final = 65
@@ -90,6 +96,7 @@ class Worker(asyncio.SubprocessProtocol):
         self.pid = 0
         """The process ID of the interpreter itself, outside."""
         self._launched = launched
+        self._pidfd: int | None = None
         self._transport: asyncio.SubprocessTransport | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self._stdout: asyncio.ReadTransport | None = None
@@ -97,6 +104,7 @@ class Worker(asyncio.SubprocessProtocol):
         self._answer: asyncio.Future[bytes] | None = None
         self._forward: Callable[[bytes], None] = _drop
         self._killed: WorkerDied | None = None
+        self._exited = False
         self._end: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -106,13 +114,16 @@ class Worker(asyncio.SubprocessProtocol):
         Raises WorkerNotStarted. When it is cancelled the process is killed as soon as there is one.
         """
         # asyncio waits, perhaps for ever, for a process whose start is cancelled half-way: so it never is.
-        launch = asyncio.ensure_future(cls._launch(isolation, memory_bytes))
+        launch = asyncio.create_task(cls._launch(isolation, memory_bytes))
         _launches.add(launch)
         launch.add_done_callback(_launches.discard)
         try:
             return await asyncio.shield(launch)
         except asyncio.CancelledError:
             launch.add_done_callback(_kill_unwanted)
+            # At its end the event loop cancels the launch as well: a second time makes asyncio stop waiting.
+            patience = CANCEL_SECONDS if launch.cancelling() else START_SECONDS
+            asyncio.get_running_loop().call_later(patience, launch.cancel)
             raise
 
     @classmethod
@@ -141,8 +152,7 @@ class Worker(asyncio.SubprocessProtocol):
                 os.close(info_of_child)
             await worker._greet()
             if isolation.isolated:
-                # Bubblewrap wrote this before it let the program run, which has just answered.
-                worker.pid = json.loads(os.read(info, 4096))["child-pid"]
+                worker._find_interpreter(info)
         finally:
             os.close(info)
         return worker
@@ -163,6 +173,15 @@ class Worker(asyncio.SubprocessProtocol):
         if event_kind(answer) is not Event.OK:
             self.kill()
             raise WorkerNotStarted("a worker gave an unexpected first answer")
+
+    def _find_interpreter(self, info: int) -> None:
+        try:
+            # Bubblewrap wrote this before it let the program run, which has just answered.
+            self.pid = json.loads(os.read(info, 4096))["child-pid"]
+            self._pidfd = os.pidfd_open(self.pid)
+        except (OSError, ValueError, KeyError) as error:
+            self.kill()
+            raise WorkerNotStarted(f"a worker was gone, or not found, when it had started: {error}") from error
 
     # The session's side.
 
@@ -198,8 +217,11 @@ class Worker(asyncio.SubprocessProtocol):
         return self._answer
 
     def pause(self) -> None:
-        """Stops reading events; what is already in the server, at most one read, is still forwarded."""
-        if self._stdout is not None and self.alive:
+        """Stops reading events; what is already in the server, at most one read, is still forwarded.
+
+        The rest of what a dead worker wrote is forwarded all the same: it is one pipe full at most.
+        """
+        if self._stdout is not None and self.alive and not self._exited:
             self._stdout.pause_reading()
 
     def unpause(self) -> None:
@@ -247,6 +269,7 @@ class Worker(asyncio.SubprocessProtocol):
             self._kill(f"the worker was killed, because it broke the protocol: {violation}")
 
     def process_exited(self) -> None:
+        self._exited = True
         # What it wrote before it died is still in the pipe, and the end is only seen by reading it.
         if self._stdout is not None and self._killed is None:
             self._stdout.resume_reading()
@@ -256,6 +279,9 @@ class Worker(asyncio.SubprocessProtocol):
         code = self._transport.get_returncode()
         assert code is not None
         self._transport.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
         died = self._killed or WorkerDied.of_return_code(code, launched=self._launched)
         self._end.set_result(died)
         self._fail(died)
@@ -281,17 +307,34 @@ class Worker(asyncio.SubprocessProtocol):
         if not self.alive or self._transport is None:
             return
         self._killed = WorkerDied(words)
-        if self._transport.get_returncode() is None:
-            try:
-                os.killpg(self._transport.get_pid(), signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        self._kill_processes()
         # Not `self._transport.close()`: that may reap the process before the child watcher does.
-        if self._stdin is not None:
+        if self._stdin is not None and not self._stdin.is_closing():
             self._stdin.abort()
         if self._stdout is not None:
             self._stdout.close()
         self._fail(self._killed)
+
+    def _kill_processes(self) -> None:
+        if self._exited:
+            return
+        if self._pidfd is None:
+            self._kill_group()
+            return
+        # Bubblewrap reaps the interpreter and ends. Killed together with it, it would leave a zombie, which in a
+        # container may have nobody to reap it.
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        asyncio.get_running_loop().call_later(GROUP_SECONDS, self._kill_group)
+
+    def _kill_group(self) -> None:
+        if self._transport is not None and not self._exited:
+            try:
+                os.killpg(self._transport.get_pid(), signal.SIGKILL)
+            except ProcessLookupError:
+                pass
 
     def _fail(self, died: WorkerDied) -> None:
         answer, self._answer = self._answer, None
@@ -301,7 +344,7 @@ class Worker(asyncio.SubprocessProtocol):
 
 _PAGE_SIZE: Final = os.sysconf("SC_PAGE_SIZE")
 
-_launches: set[asyncio.Future[Worker]] = set()
+_launches: set[asyncio.Task[Worker]] = set()
 """Starts under way: the event loop itself keeps only weak references."""
 
 
