@@ -42,7 +42,7 @@ class Record(models.Model):
     type_check = models.BooleanField(default=False)
     interpreter = models.CharField(max_length=40)
     limits = models.JSONField(default=dict)
-    blob = models.ForeignKey(Blob, on_delete=models.PROTECT, related_name="+")
+    blob = models.ForeignKey(Blob, on_delete=models.PROTECT, related_name="records")
     state_size = models.PositiveBigIntegerField(help_text="Bytes of the dump.")
     sha256 = models.BinaryField(max_length=32, help_text="Of the dump.")
     created = models.DateTimeField()

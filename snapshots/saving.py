@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from django.db import DatabaseError, InterfaceError, transaction
+from django.db import DatabaseError, IntegrityError, InterfaceError, transaction
 from django.utils import timezone
 
 from projects.models import Project
@@ -181,6 +181,9 @@ def _commit(write: Callable[[], None], blob: Blob) -> None:
     except (Superseded, Deleted, Cancelled, StorageFailed):
         blobs.discard(blob)
         raise
+    except IntegrityError as error:  # two first saves of one session: the other one has written the row
+        blobs.discard(blob)
+        raise StorageFailed("another save of the same session came first") from error
     except (DatabaseError, InterfaceError) as error:
         logger.exception("it is not known whether blob %s counts; the sweep will tell", blob.key)
         raise StorageFailed("the database did not confirm the save") from error
