@@ -7,7 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
@@ -62,18 +62,12 @@ def _charge(tenant: int, size: int, limit: int | None) -> bool:
     rows = Usage.objects.filter(tenant=tenant)
     if limit is not None:
         rows = rows.filter(bytes__lte=limit - size)
-    if rows.update(bytes=F("bytes") + size):
+    charge = {"bytes": F("bytes") + size}
+    if rows.update(**charge):
         return True
-    if Usage.objects.filter(tenant=tenant).exists():
-        return False
-    if limit is not None and size > limit:
-        return False
-    try:
-        with transaction.atomic():
-            Usage.objects.create(tenant=tenant, bytes=size)
-    except IntegrityError:  # somebody else's first blob came between
-        return _charge(tenant, size, limit)
-    return True
+    # Nothing was charged for want of room, or because this is the tenant's first blob.
+    Usage.objects.bulk_create([Usage(tenant=tenant)], ignore_conflicts=True)
+    return rows.update(**charge) == 1
 
 
 def put(blob: Blob, data: bytes) -> None:
