@@ -7,7 +7,6 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable
 
-from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
