@@ -32,8 +32,6 @@ class Field(NamedTuple):
     start: int
     content: int
     end: int
-    value: int
-    """The number that a varint holds; 0 for every other wire type."""
 
 
 def varint(value: int) -> bytes:
@@ -87,10 +85,9 @@ def fields(data: bytes | memoryview) -> Iterator[Field]:
         number, wire_type = key >> 3, key & 7
         if number == 0 or key > _LARGEST_KEY:
             raise ProtocolError(f"the message has a field with the impossible number {number}")
-        value = 0
         content = at
         if wire_type == VARINT:
-            value, at = read_varint(data, at)
+            _, at = read_varint(data, at)
         elif wire_type == BYTES:
             length, content = read_varint(data, at)
             at = content + length
@@ -100,4 +97,4 @@ def fields(data: bytes | memoryview) -> Iterator[Field]:
             raise ProtocolError(f"field {number} of the message has the unknown wire type {wire_type}")
         if at > size:
             raise ProtocolError("the message is cut short")
-        yield Field(number, wire_type, start, content, at, value)
+        yield Field(number, wire_type, start, content, at)

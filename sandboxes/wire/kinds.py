@@ -39,8 +39,5 @@ class Event(IntEnum):
     SHUTDOWN = 12
 
 
-RESUMES: Final = frozenset({Kind.RESUME_CALL, Kind.RESUME_NAME_LOOKUP, Kind.RESUME_FUTURES})
-"""The requests that answer a suspension."""
-
 SUSPENSIONS: Final = frozenset({Event.FUNCTION_CALL, Event.OS_CALL, Event.NAME_LOOKUP, Event.RESOLVE_FUTURES})
 """The events after which the feed waits for an answer of the client's program."""

@@ -10,7 +10,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from sandboxes.wire import monty_pb2 as pb
-from sandboxes.wire.fields import BYTES, VARINT, Field, ProtocolError, bytes_header, fields, read_varint
+from sandboxes.wire.fields import BYTES, ProtocolError, bytes_header, fields, read_varint
 from sandboxes.wire.kinds import Event, Kind
 from sandboxes.wire.scan import scan
 
@@ -19,9 +19,7 @@ RESET: Final = bytes_header(Kind.RESET, 0)
 OK: Final = bytes_header(Event.OK, 0)
 
 _STATE: Final = 1
-_EXECUTION_US: Final = 20
 _SCRIPT_NAME: Final = 23
-_FEED_US: Final = 24
 _SESSION_ID: Final = 28
 
 _EVENT_BY_FIRST_BYTE: Final = {event << 3 | BYTES: event for event in Event}
@@ -162,31 +160,13 @@ def with_session_id(event: bytes, session_id: bytes) -> bytes:
     return b"".join((*kept, bytes_header(_SESSION_ID, len(session_id)), session_id))
 
 
-def _beside(event: bytes, number: int, wire_type: int) -> Field | None:
-    """The last field of that number beside the event's kind."""
-    found = None
-    for field in fields(event):
-        if field.number == number and field.wire_type == wire_type:
-            found = field
-    return found
-
-
 def script_name(event: bytes) -> str | None:
     """The script name, which the reply to a Load tells. Raises ProtocolError when the event is malformed."""
-    field = _beside(event, _SCRIPT_NAME, BYTES)
-    return event[field.content : field.end].decode(errors="replace") if field else None
-
-
-def execution_us(event: bytes) -> int | None:
-    """The session's execution time so far, in microseconds, where the event tells it."""
-    field = _beside(event, _EXECUTION_US, VARINT)
-    return field.value if field else None
-
-
-def feed_us(event: bytes) -> int | None:
-    """The execution time of this feed, in microseconds, where the event tells it."""
-    field = _beside(event, _FEED_US, VARINT)
-    return field.value if field else None
+    found = None
+    for field in fields(event):
+        if field.number == _SCRIPT_NAME and field.wire_type == BYTES:
+            found = event[field.content : field.end].decode(errors="replace")
+    return found
 
 
 def words(event: bytes) -> str:
