@@ -26,7 +26,8 @@ test: $(INSTALLED) system lint
 
 tests-beside-services:
 	$(VENV)/bin/pytest -n 3 --dist worksteal
-	$(PYTHON) -m tests.services.run --on-postgres $(VENV)/bin/pytest tests/vault tests/snapshots tests/projects
+	$(PYTHON) -m tests.services.run --on-postgres $(VENV)/bin/pytest tests/vault tests/snapshots tests/projects \
+		tests/sandboxes/test_database.py
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check

@@ -21,6 +21,7 @@ def every(seconds: float, task: str) -> dict[str, Any]:
 app.conf.beat_schedule = {
     "park idle sessions": every(5, "sandboxes.tasks.park_idle"),
     "mark lost servers": every(5, "sandboxes.tasks.mark_lost"),
+    "forget sessions that ended": every(3600, "sandboxes.tasks.forget_ended"),
     "expire records": every(60, "snapshots.tasks.expire"),
     "remove doomed blobs": every(300, "vault.tasks.remove_doomed"),
     "sweep pending blobs": every(300, "vault.tasks.sweep_pending"),

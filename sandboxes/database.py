@@ -65,7 +65,7 @@ class Threads:
         return await asyncio.get_running_loop().run_in_executor(self._executor, looked_after)
 
     def close(self) -> None:
-        """Let running calls end; start no more."""
+        """Let running calls end; start no more. The threads' database connections are closed with them."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
