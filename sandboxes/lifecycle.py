@@ -14,20 +14,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from sandboxes.keeping import Keeper
 from sandboxes.mailbox import Mailbox
-from sandboxes.pool import AtCapacity, Pool, PoolClosed
+from sandboxes.pool import AtCapacity, Pool
 from sandboxes.store import Dump, NotSaved, Overtaken, Store
 from sandboxes.wire import messages
 from sandboxes.wire.kinds import Event
 from sandboxes.wire.messages import Configuration, Limits
-from sandboxes.worker import Worker, WorkerDied, WorkerNotStarted
+from sandboxes.worker import Worker, WorkerDied
 
 if TYPE_CHECKING:
     from sandboxes.registry import Registry
 
 logger = logging.getLogger(__name__)
-
-NO_WORKER = (AtCapacity, WorkerNotStarted, PoolClosed)
-"""Why a session may get no worker."""
 
 HEAVY_SHARE = 0.2
 """A worker whose resident size is past this share of its memory limit could die of being dumped."""
@@ -212,7 +209,7 @@ class Lifecycle:
             self.pool.free(worker)
 
     async def _wake(self) -> Worker:
-        """The session's worker; a parked session is resumed. Raises NO_WORKER, UnknownSession, NotSaved."""
+        """The session's worker; a parked session is resumed. Raises AtCapacity, UnknownSession, NotSaved."""
         if self.worker is not None:
             return self.worker
         assert self.configuration is not None
@@ -344,7 +341,7 @@ class Lifecycle:
                 await self.store.mark_handed_over(self.session_id, keeper.generation)
             if await keeper.settle(deadline):
                 return self.session_id
-        except (CannotDump, NotSaved, Overtaken, *NO_WORKER) as error:
+        except (CannotDump, NotSaved, Overtaken, AtCapacity) as error:
             logger.warning("session %s is handed over without its state: %s", self.session_id.hex(), error)
         return self.session_id if keeper.saved_generation and not keeper.overtaken else None
 

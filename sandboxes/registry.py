@@ -104,12 +104,8 @@ class Registry:
         self.changed.add(session)
         if self._park_every_turn:
             self.spawn(session.park(at_once=True))
-        elif self._wanted():
+        elif self.pool is not None and self.pool.waiting:
             self.make_room()
-
-    def _wanted(self) -> bool:
-        """Whether a request waits for a worker."""
-        return self.pool is not None and self.pool.waiting > 0
 
     def make_room(self) -> None:
         """A worker is needed and none is free: the session that is idle longest is parked."""
@@ -122,12 +118,8 @@ class Registry:
         for session in sorted(idle, key=lambda session: session.active_at):
             if not session.started or not session.is_heavy():
                 session.parking = True
-                self.spawn(self._park_for_room(session))
+                self.spawn(session.park(at_once=True))
                 return
-
-    async def _park_for_room(self, session: Session) -> None:
-        if not await session.park(at_once=True) and self._wanted():
-            self.make_room()
 
     def records_to_hold(self) -> list[bytes]:
         """Connected sessions with a record of their own, whose hold is due to be renewed."""

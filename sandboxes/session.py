@@ -10,7 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from sandboxes.lifecycle import NO_WORKER, CannotDump, Lifecycle, State, ignore
+from sandboxes.lifecycle import CannotDump, Lifecycle, State, ignore
+from sandboxes.pool import AtCapacity
 from sandboxes.store import Admission, NotSaved, NoWorkerForVersion, Overtaken, QuotaFull, Refused, UnknownSession
 from sandboxes.wire import messages
 from sandboxes.wire.fields import ProtocolError
@@ -144,10 +145,10 @@ class Session(Lifecycle):
     async def _pass_on(self, kind: Kind, frame: bytes) -> None:
         try:
             worker = await self._wake()
-        except (*NO_WORKER, UnknownSession, NotSaved) as error:
+        except (AtCapacity, UnknownSession, NotSaved) as error:
             if kind is not Kind.FEED:
                 await self._hand_over(5.0)
-            elif isinstance(error, NO_WORKER):
+            elif isinstance(error, AtCapacity):
                 self._answer(messages.error(f"server at capacity: {error}; try again in a moment"))
             else:
                 self._answer(messages.error("the state of this session cannot be read for the moment; try again"))
@@ -188,7 +189,7 @@ class Session(Lifecycle):
                 return
             self._admitted(configuration, admission, worker)
             worker = admission = None
-        except NO_WORKER as error:
+        except AtCapacity as error:
             self._answer(messages.error(f"server at capacity: {error}; try again in a moment"))
         except Refused as refusal:
             self._answer(messages.error(str(refusal)))
@@ -244,7 +245,7 @@ class Session(Lifecycle):
             self._answer(
                 messages.error("storage does not answer for the moment; the saved state is not lost: try again")
             )
-        except NO_WORKER:
+        except AtCapacity:
             await self._hand_over(5.0)
         else:
             self._parent = restored.record_id
@@ -289,7 +290,7 @@ class Session(Lifecycle):
         except WorkerDied as death:
             await self._died_of_dumping(death)
             return
-        except NO_WORKER:
+        except AtCapacity:
             await self._hand_over(5.0)
             return
         if done:
