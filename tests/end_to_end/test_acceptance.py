@@ -144,6 +144,7 @@ async def test_lineage_is_kept(server: Moorage) -> None:
 
 
 async def test_an_ephemeral_session_leaves_nothing(server: Moorage) -> None:
+    await until(lambda: not server.status()["sessions"], "the sessions before it closed")
     before = server.sql("SELECT count(*) FROM snapshots_record")
     async with server.client() as pool:
         async with pool.checkout(ephemeral=True) as session:

@@ -13,7 +13,7 @@ from tests.end_to_end.waiting import PATIENCE, until
 
 MB = 1_000_000
 LIMIT = 64 * 2**20
-TEXTS = [4 * MB, 10 * MB, 14 * MB, 18 * MB, 22 * MB, 30 * MB, 45 * MB, 60 * MB]
+TEXTS = [4 * MB, 10 * MB, 13 * MB, 15 * MB, 17 * MB, 18 * MB, 22 * MB, 30 * MB, 45 * MB, 60 * MB]
 """Sizes of one text under a limit of 64 MiB: of those above about 20 MB a dump kills the worker."""
 DICTIONARIES = [5_000, 20_000, 60_000, 100_000]
 STATES = [f"kept = 'x' * {size}\nsize = len(kept)" for size in TEXTS] + [
