@@ -53,15 +53,21 @@ class Aside:
 
 
 class Recorder(Aside):
-    """Passes frames both ways, counts the requests by their kind, and keeps them if told to."""
+    """Passes frames both ways, counts the requests by their kind, and keeps them if told to.
 
-    def __init__(self, url: str, *, keep: bool = False) -> None:
+    `ready` is asked before a request is passed on, again and again until it says yes.
+    """
+
+    def __init__(self, url: str, *, keep: bool = False, ready: Callable[[], bool] = lambda: True) -> None:
         self._target = url
         self._keep = keep
+        self._ready = ready
         self.requests: Counter[int] = Counter()
         """Requests by kind."""
         self.frames: list[bytes] = []
         """Requests as they came, when they are kept."""
+        self.failures: list[BaseException] = []
+        """Connections that ended because the server was never ready."""
 
     @property
     def url(self) -> str:
@@ -81,9 +87,14 @@ class Recorder(Aside):
             async def up() -> None:
                 async for frame in client:
                     assert isinstance(frame, bytes)
-                    self.requests[frame[0] >> 3] += 1
                     if self._keep:
                         self.frames.append(frame)
+                    ends = asyncio.get_running_loop().time() + PATIENCE
+                    while not self._ready():
+                        if asyncio.get_running_loop().time() > ends:
+                            raise TimeoutError("the server was never ready for the next request")
+                        await asyncio.sleep(0.002)
+                    self.requests[frame[0] >> 3] += 1
                     await server.send(frame)
 
             async def down() -> None:
@@ -92,7 +103,8 @@ class Recorder(Aside):
 
             ways = [asyncio.ensure_future(up()), asyncio.ensure_future(down())]
             try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                ended, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                self.failures += [error for way in ended if isinstance(error := way.exception(), TimeoutError)]
             finally:
                 for way in ways:
                     way.cancel()
