@@ -11,8 +11,6 @@ from snapshots.models import Record, Tombstone
 from vault import blobs
 from vault.models import Blob
 
-BATCH = 200
-
 
 class SessionConnected(Exception):
     """A connected session writes this record: end the session first."""
@@ -41,22 +39,17 @@ def delete(project_id: int, ids: Sequence[bytes]) -> Deleted:
         for row in rows:
             if row.is_held():
                 raise SessionConnected(bytes.fromhex(row.pk))
-        count, freed, doomed = remove(rows)
-    blobs.erase(doomed)
-    return Deleted(count, freed)
-
-
-def remove(rows: Sequence[Record], *, tombstones: bool = True) -> tuple[int, int, list[Blob]]:
-    """Delete locked rows and doom their blobs, within the caller's transaction.
-
-    The number of rows, the bytes freed, and the blobs, whose objects are to be removed after the commit.
-    """
-    if tombstones:
         sessions = [row for row in rows if row.kind == Record.Kind.SESSION]
         Tombstone.objects.bulk_create(
             [Tombstone(id=row.pk, project_id=row.project_id) for row in sessions], ignore_conflicts=True
         )
-    blob_ids = [row.blob_id for row in rows]
-    count, _ = Record.objects.filter(pk__in=[row.pk for row in rows]).delete()
-    freed = blobs.doom(blob_ids)
-    return count, freed, list(Blob.objects.filter(pk__in=blob_ids, state=Blob.State.DOOMED))
+        deleted = remove(rows)
+        doomed = list(Blob.objects.filter(pk__in=[row.blob_id for row in rows], state=Blob.State.DOOMED))
+    blobs.erase(doomed)
+    return deleted
+
+
+def remove(rows: Sequence[Record]) -> Deleted:
+    """Delete locked rows and doom their blobs, within the caller's transaction."""
+    _, by_model = Record.objects.filter(pk__in=[row.pk for row in rows]).delete()
+    return Deleted(by_model.get(Record._meta.label, 0), blobs.doom(row.blob_id for row in rows))

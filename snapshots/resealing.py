@@ -9,7 +9,7 @@ from django.db import transaction
 
 from snapshots.models import Record
 from vault import blobs, sealing
-from vault.blobs import BlobMissing
+from vault.blobs import BlobMissing, StorageFailed
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +48,15 @@ def _reseal_one(row: Record, result: Resealed) -> None:
         return
     fresh = sealing.seal(dump, row.context)
     blob = blobs.reserve(row.project_id, len(fresh), None)
-    blobs.put(blob, fresh)
+    try:
+        blobs.put(blob, fresh)
+    except StorageFailed:
+        blobs.discard(blob)
+        raise
     with transaction.atomic():
-        same = Record.objects.filter(pk=row.pk, blob_id=row.blob_id, generation=row.generation)
-        switched = same.update(blob=blob) == 1
+        same = Record.objects.filter(pk=row.pk, blob_id=row.blob_id)
+        switched = blobs.keep(blob) and same.update(blob=blob) == 1
         if switched:
-            blobs.keep(blob)
             blobs.doom([row.blob_id])
     if switched:
         result.rewritten += 1

@@ -50,6 +50,14 @@ class Cancelled(Exception):
     """Nobody waits for this save any more."""
 
 
+class _Unconfirmed(Exception):
+    """A transaction whose commit was sent and not answered."""
+
+
+class _Stands(Exception):
+    """An earlier attempt at the same save was committed."""
+
+
 @dataclass(frozen=True)
 class State:
     """What is saved: a dump, and what must be known to restore it."""
@@ -85,12 +93,11 @@ def save_snapshot(state: State, *, cancelled: Callable[[], bool]) -> bytes:
     blob = _stored(record, state, quota)
 
     def write() -> None:
-        if cancelled():
-            raise Cancelled
-        if not blobs.keep(blob):
-            raise StorageFailed("the reservation was swept before the save ended")
+        _keep(blob)
         record.blob = blob
         record.save(force_insert=True)
+        if cancelled():
+            raise Cancelled("nobody waits for this snapshot any more")
 
     _commit(write, blob)
     return record_id
@@ -107,7 +114,8 @@ def save_session(
     """Replace the record under the session's own ID, over the quota if need be.
 
     `guard` runs within the committing transaction, once the record's row is locked: False means that the session is no
-    longer the caller's, or a newer save stands. Raises Superseded, Deleted, StorageFailed.
+    longer the caller's, or a newer save stands. To try again after StorageFailed is safe, even if the save that failed
+    turns out to stand. Raises Superseded, Deleted, StorageFailed.
     """
     record = _record(state, state.session, Record.Kind.SESSION, generation)
     blob = _stored(record, state, limit=None)
@@ -117,10 +125,13 @@ def save_session(
         old = Record.objects.select_for_update().filter(pk=record.pk).first()
         if old is None and Tombstone.objects.filter(pk=record.pk).exists():
             raise Deleted(f"record {record.pk} was deleted")
+        if old is not None and _is_same_save(old, record):
+            raise _Stands
+        if old is not None and old.generation >= generation:
+            raise Superseded(f"save {old.generation} of this session stands")
         if not guard():
             raise Superseded("a newer save stands, or another server owns the session")
-        if not blobs.keep(blob):
-            raise StorageFailed("the reservation was swept before the save ended")
+        _keep(blob)
         record.blob = blob
         record.held_until = now + hold
         record.handed_over = now if handed_over else None
@@ -131,7 +142,20 @@ def save_session(
             record.save(force_update=True)
             blobs.doom([old.blob_id])
 
-    _commit(write, blob)
+    try:
+        _commit(write, blob)
+    except _Stands:
+        logger.info("save %d of session %s stands already", generation, record.pk)
+
+
+def _is_same_save(old: Record, new: Record) -> bool:
+    """An earlier attempt at this very save was committed, though its caller was told that it failed."""
+    return old.generation == new.generation and bytes(old.sha256) == new.sha256
+
+
+def _keep(blob: Blob) -> None:
+    if not blobs.keep(blob):
+        raise StorageFailed("it took so long that its reservation was given back")
 
 
 def _record(state: State, record_id: bytes, kind: Record.Kind, generation: int) -> Record:
@@ -167,25 +191,51 @@ def _stored(record: Record, state: State, limit: int | None) -> Blob:
         faults.reach("put:before")
         blobs.put(blob, sealed)
         faults.reach("put:after")
-    except StorageFailed:
-        blobs.discard(blob)
+    except BaseException:
+        _give_back(blob)
         raise
     return blob
 
 
 def _commit(write: Callable[[], None], blob: Blob) -> None:
+    """Run `write` in a transaction and give `blob` back if nothing of it stands. Raises StorageFailed."""
     faults.reach("commit:before")
+    try:
+        try:
+            _transact(write)
+        except IntegrityError:
+            _transact(write)  # two first saves of one session came at once: now there is a row to replace
+    except _Unconfirmed as error:
+        logger.error("it is not known whether blob %s counts; the sweep will tell: %s", blob, error)
+        raise StorageFailed("the database did not confirm the save") from error
+    except (DatabaseError, InterfaceError) as error:
+        _give_back(blob)
+        raise StorageFailed("the database did not take the save") from error
+    except BaseException:
+        _give_back(blob)
+        raise
+    faults.reach("commit:after")
+    faults.reach("answer:before")
+
+
+def _transact(write: Callable[[], None]) -> None:
+    """Raises _Unconfirmed when the commit was sent and its outcome is not known."""
+    committing = False
     try:
         with transaction.atomic():
             write()
-    except (Superseded, Deleted, Cancelled, StorageFailed):
-        blobs.discard(blob)
-        raise
-    except IntegrityError as error:  # two first saves of one session: the other one has written the row
-        blobs.discard(blob)
-        raise StorageFailed("another save of the same session came first") from error
+            committing = True
+    except IntegrityError:
+        raise  # the database's own word: it has taken nothing
     except (DatabaseError, InterfaceError) as error:
-        logger.exception("it is not known whether blob %s counts; the sweep will tell", blob.key)
-        raise StorageFailed("the database did not confirm the save") from error
-    faults.reach("commit:after")
-    faults.reach("answer:before")
+        if committing:
+            raise _Unconfirmed(str(error)) from error
+        raise
+
+
+def _give_back(blob: Blob) -> None:
+    """At once if the database lets us, else in an hour by the sweep."""
+    try:
+        blobs.discard(blob)
+    except (DatabaseError, InterfaceError) as error:
+        logger.warning("blob %s is left to the sweep: %s", blob, error)

@@ -14,29 +14,37 @@ from typing import Any
 import pytest
 
 from projects.models import Project
+from tests.services.shared import shared
 
 
 @pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
-    """A PostgreSQL server's database: the one of this run, or one for this process."""
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run share, and no other run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def postgres_url(run_folder: Path) -> Iterator[str]:
+    """A PostgreSQL server's database: the one that the environment names, or one of this run."""
     if url := os.environ.get("TEST_POSTGRES_URL"):
         yield url
         return
     from tests.services.postgres import postgresql
 
-    with postgresql() as url:
+    with shared(run_folder, "postgresql", postgresql) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    """An S3 server: the one of this run, or one for this process."""
+def s3_endpoint(run_folder: Path) -> Iterator[str]:
+    """An S3 server: the one that the environment names, or one of this run."""
     if endpoint := os.environ.get("TEST_S3_ENDPOINT"):
         yield endpoint
         return
     from tests.services.bucket import seaweedfs
 
-    with seaweedfs() as endpoint:
+    with shared(run_folder, "seaweedfs", seaweedfs) as endpoint:
         yield endpoint
 
 

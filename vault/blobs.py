@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from django.db.models import F
 from django.utils import timezone
@@ -114,15 +114,13 @@ def discard(blob: Blob) -> None:
     erase([blob])
 
 
-def erase(doomed: Iterable[Blob]) -> int:
+def erase(doomed: Collection[Blob]) -> int:
     """Remove the objects and rows of doomed blobs. How many; the others are left for the next sweep."""
-    gone = []
-    for blob in doomed:
-        try:
-            remove(blob.key)
-        except StorageFailed as error:
-            logger.warning("object %s stays for the next sweep: %s", blob.key, error)
-        else:
-            gone.append(blob.pk)
-    Blob.objects.filter(pk__in=gone, state=Blob.State.DOOMED).delete()
+    rows = {blob.key: blob.pk for blob in doomed}
+    try:
+        gone = store().remove_many(rows)
+    except StorageFailed as error:
+        logger.warning("%d objects stay for the next sweep: %s", len(rows), error)
+        return 0
+    Blob.objects.filter(pk__in=[rows[key] for key in gone], state=Blob.State.DOOMED).delete()
     return len(gone)

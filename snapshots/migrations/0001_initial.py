@@ -58,7 +58,9 @@ class Migration(migrations.Migration):
                 ("claimed", models.DateTimeField(null=True)),
                 (
                     "blob",
-                    models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name="records", to="vault.blob"),
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="records", to="vault.blob"
+                    ),
                 ),
                 (
                     "key",

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlencode
 
-from tests.services.postgres import free_port
+from tests.services.postgres import ServiceFailed, free_port
+from tests.services.shared import dies_with_us
 
 BUCKET = "moorage-tests"
 ACCESS = {"access_key": "tests", "secret_key": "tests-only", "region_name": "us-east-1"}
@@ -47,7 +48,7 @@ def seaweedfs() -> Iterator[str]:
         command += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc}"]
     endpoint = f"http://127.0.0.1:{ports['s3']}"
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=folder)
+        process = subprocess.Popen(dies_with_us(command), stdout=log, stderr=log, start_new_session=True, cwd=folder)
     try:
         client = boto3.client(
             "s3",
@@ -67,7 +68,8 @@ def seaweedfs() -> Iterator[str]:
                 time.sleep(0.3)
             except (BotoCoreError, ClientError):
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"SeaweedFS did not start: {(folder / 'log').read_text()[-2000:]}") from None
+                    words = (folder / "log").read_text(errors="replace")[-2000:]
+                    raise ServiceFailed(f"SeaweedFS did not start: {words}") from None
                 time.sleep(0.3)
         yield endpoint
     finally:

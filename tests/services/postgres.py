@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.services.shared import dies_with_us
+
 USER = "postgres"
 FAST = ("fsync=off", "full_page_writes=off", "max_connections=200", "shared_buffers=64MB")
 READY_WITHIN = 60.0
@@ -19,6 +22,10 @@ READY_WITHIN = 60.0
 
 class ServiceMissing(Exception):
     """A program that the tests need is not installed."""
+
+
+class ServiceFailed(Exception):
+    """A service did not start; what it logged is in the words."""
 
 
 def free_port() -> int:
@@ -54,30 +61,25 @@ def postgresql() -> Iterator[str]:
     try:
         if os.geteuid() == 0:
             shutil.chown(folder, USER)
-        folder.chmod(0o700)
         initdb = as_its_user(str(bin_folder / "initdb"), "-D", str(data), "-U", USER, "-A", "trust", "--no-sync")
         subprocess.run(initdb, check=True, capture_output=True, cwd=folder)
-        options = [part for setting in FAST for part in ("-c", setting)]
-        where = ["-c", f"unix_socket_directories={folder}", "-c", "listen_addresses=127.0.0.1", "-p", str(port)]
+        command = [str(bin_folder / "postgres"), "-D", str(data), "-p", str(port)]
+        for setting in (*FAST, f"unix_socket_directories={folder}", "listen_addresses=127.0.0.1"):
+            command += ["-c", setting]
         with (folder / "log").open("wb") as log:
+            # Not by runuser, which stays in between and passes no signal on.
             process = subprocess.Popen(
-                as_its_user(str(bin_folder / "postgres"), "-D", str(data), *where, *options),
-                stdout=log,
-                stderr=log,
-                cwd=folder,
+                dies_with_us(command, USER if os.geteuid() == 0 else None), stdout=log, stderr=log, cwd=folder
             )
         createdb = [str(bin_folder / "createdb"), "-h", "127.0.0.1", "-p", str(port), "-U", USER, "moorage"]
         deadline = time.monotonic() + READY_WITHIN
         while subprocess.run(createdb, capture_output=True).returncode:
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"PostgreSQL did not start: {(folder / 'log').read_text()[-2000:]}")
+                raise ServiceFailed(f"PostgreSQL did not start: {(folder / 'log').read_text()[-2000:]}")
             time.sleep(0.1)
         yield f"postgres://{USER}@127.0.0.1:{port}/moorage"
     finally:
         if process is not None:
-            # SIGINT: a fast shutdown, without waiting for clients. runuser passes no signal on.
-            pid = int((data / "postmaster.pid").read_text().split()[0]) if (data / "postmaster.pid").exists() else None
-            if pid is not None:
-                os.kill(pid, 2)
-            process.wait(30)
+            process.send_signal(signal.SIGQUIT)  # at once: nobody needs the data any more
+            process.wait(60)
         shutil.rmtree(folder, ignore_errors=True)

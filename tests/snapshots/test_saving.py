@@ -8,16 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from threading import Barrier
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, OperationalError, connection, connections
+from django.utils import timezone
 
 from projects.models import Project
 from snapshots import deleting, loading, saving
 from snapshots.models import Record
 from snapshots.saving import Cancelled, Deleted, QuotaExceeded, StorageFailed, Superseded, save_session, save_snapshot
 from tests.snapshots.states import always, never, state
-from vault import blobs
+from vault import blobs, sweeping
 from vault.models import Blob
 from vault.storage import store
 
@@ -122,17 +124,117 @@ def test_storage_that_fails_gives_the_reservation_back(
     assert (Blob.objects.count(), blobs.used(project.pk)) == (0, 0)
 
 
-def test_a_commit_whose_outcome_is_unknown_leaves_the_blob_to_the_sweep(
+def test_a_save_that_the_database_refuses_gives_everything_back(
     project: Project, storage: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(*args: object, **kwargs: object) -> None:
-        raise DatabaseError("server closed the connection unexpectedly")
+    def refused(*args: object, **kwargs: object) -> None:
+        raise DatabaseError("the disk is full")
 
-    monkeypatch.setattr(Record, "save", lost)
+    monkeypatch.setattr(Record, "save", refused)
     with pytest.raises(StorageFailed):
         save_snapshot(state(project.pk), cancelled=never)
-    assert Blob.objects.get().state == Blob.State.PENDING
+    assert (Blob.objects.count(), objects(), blobs.used(project.pk)) == (0, set(), 0)
+
+
+class Lost:
+    """The answer to the next commit is lost: either it was carried out, or it was not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, carried_out: bool) -> None:
+        self.carried_out = carried_out
+        self._patch = monkeypatch
+
+    def __call__(self) -> bool:
+        """To be handed in as the last question before a commit."""
+        wrapper = connections["default"]
+        commit = wrapper._commit
+
+        def lose() -> None:
+            self._patch.setattr(wrapper, "_commit", commit)
+            if self.carried_out:
+                commit()
+            raise OperationalError("server closed the connection unexpectedly")
+
+        self._patch.setattr(wrapper, "_commit", lose)
+        return False
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_commit_whose_outcome_is_unknown_is_left_to_the_sweep(
+    carried_out: bool, project: Project, storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StorageFailed, match="did not confirm"):
+        save_snapshot(state(project.pk), cancelled=Lost(monkeypatch, carried_out=carried_out))
+    blob = Blob.objects.get()
+    assert objects() == {blob.key}
+    assert blobs.used(project.pk) == blob.size
+    assert blob.state == (Blob.State.KEPT if carried_out else Blob.State.PENDING)
+    assert Record.objects.count() == carried_out
+    Blob.objects.update(created=timezone.now() - timedelta(hours=2))
+    assert sweeping.sweep_pending() == (not carried_out)
+    assert sweeping.sweep_unreferenced() == 0
+    sweeping.remove_doomed(timedelta(0))
+    assert agrees(project)
+    assert len(objects()) == Record.objects.count() == carried_out
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_save_whose_outcome_was_unknown_may_be_tried_again(
+    carried_out: bool, project: Project, storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, saved = Lost(monkeypatch, carried_out=carried_out), state(project.pk)
+
+    def guard() -> bool:
+        return not lost()
+
+    with pytest.raises(StorageFailed, match="did not confirm"):
+        save_session(saved, generation=1, guard=guard, hold=HOLD)
+    first_time = not carried_out  # what a session's own row says of this generation
+    save_session(saved, generation=1, guard=lambda: first_time, hold=HOLD)
+    assert loading.open_record(project.pk, saved.session).dump == saved.dump
+    assert Record.objects.get().generation == 1
+    assert Blob.objects.filter(state=Blob.State.KEPT).count() == 1
+
+
+def test_no_generation_is_written_twice_nor_after_a_newer_one(project: Project, storage: Path) -> None:
+    saved = state(project.pk)
+    save_session(saved, generation=5, guard=always, hold=HOLD)
+    for generation in (4, 5):
+        with pytest.raises(Superseded):
+            save_session(replace(saved, dump=b"other"), generation=generation, guard=always, hold=HOLD)
+    assert loading.open_record(project.pk, saved.session).dump == saved.dump
+    assert agrees(project)
     assert len(objects()) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_storage_is_never_waited_for_within_a_transaction(
+    project: Project, storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def watch(name: str) -> None:
+        method = getattr(store(), name)
+
+        def watched(*args: object) -> object:
+            assert not connection.in_atomic_block
+            asked.append(name)
+            return method(*args)
+
+        monkeypatch.setattr(store(), name, watched)
+
+    for name in ("put", "get", "remove_many"):
+        watch(name)
+    saved = state(project.pk)
+    save_session(saved, generation=1, guard=always, hold=timedelta(0))
+    save_session(replace(saved, dump=b"newer"), generation=2, guard=always, hold=timedelta(0))
+    loading.open_record(project.pk, saved.session)
+    with pytest.raises(Cancelled):
+        save_snapshot(saved, cancelled=always)
+    sweeping.remove_doomed(timedelta(0))
+    deleting.delete(project.pk, [saved.session])
+    assert asked == ["put", "put", "get", "put", "remove_many", "remove_many", "remove_many"]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -142,7 +244,10 @@ def test_twenty_at_once_fill_a_quota_for_seven(make_project: Callable[..., Proje
     size = blobs.used(probe.pk)
     project = make_project(snapshot_quota=7 * size)
 
+    together = Barrier(20)
+
     def save(_: int) -> bool:
+        together.wait(30)
         try:
             save_snapshot(state(project.pk), cancelled=never)
         except QuotaExceeded:
@@ -152,27 +257,28 @@ def test_twenty_at_once_fill_a_quota_for_seven(make_project: Callable[..., Proje
         finally:
             connection.close()
 
-    with ThreadPoolExecutor(8) as threads:
+    with ThreadPoolExecutor(20) as threads:
         assert sum(threads.map(save, range(20))) == 7
     assert blobs.used(project.pk) == 7 * size
 
 
 @pytest.mark.django_db(transaction=True)
-def test_saves_of_one_session_at_once_leave_one_whole_record(project: Project, storage: Path) -> None:
-    first = state(project.pk)
+def test_saves_of_one_session_at_once_end_at_the_newest(project: Project, storage: Path) -> None:
+    first, count = state(project.pk), 12
+    together = Barrier(count)
 
     def save(number: int) -> None:
+        together.wait(30)
         try:
             save_session(replace(first, dump=b"%d" % number), generation=number, guard=always, hold=HOLD)
-        except (Superseded, StorageFailed):
-            pass
+        except Superseded:
+            assert number < count
         finally:
             connection.close()
 
-    with ThreadPoolExecutor(6) as threads:
-        list(threads.map(save, range(1, 25)))
-    row = Record.objects.get()
-    assert loading.open_record(project.pk, first.session).dump == b"%d" % row.generation
-    assert Blob.objects.filter(state=Blob.State.KEPT).count() == 1
-    assert blobs.used(project.pk) == sum(Blob.objects.filter(state__in=Blob.COUNTED).values_list("size", flat=True))
+    with ThreadPoolExecutor(count) as threads:
+        list(threads.map(save, range(1, count + 1)))
+    assert Record.objects.get().generation == count
+    assert loading.open_record(project.pk, first.session).dump == b"%d" % count
+    assert agrees(project)
     assert not Blob.objects.filter(state=Blob.State.PENDING).exists()

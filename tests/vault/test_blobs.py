@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from django.db import connection, transaction
@@ -12,10 +14,12 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from projects.models import Project
+from snapshots import loading
+from snapshots.models import Record
 from snapshots.saving import save_snapshot
 from tests.snapshots.states import never, state
 from vault import blobs, sweeping
-from vault.blobs import QuotaExceeded
+from vault.blobs import QuotaExceeded, StorageFailed
 from vault.models import Blob, Correction, Usage
 from vault.storage import BlobMissing, store
 
@@ -32,7 +36,10 @@ def old(blob: Blob) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_parallel_reservations_fill_the_quota_to_the_last_that_fits(storage: Path) -> None:
+    together = Barrier(20)
+
     def reserve(_: int) -> bool:
+        together.wait(30)
         try:
             blobs.reserve(TENANT, 100, 700)
         except QuotaExceeded as full:
@@ -43,7 +50,7 @@ def test_parallel_reservations_fill_the_quota_to_the_last_that_fits(storage: Pat
         finally:
             connection.close()
 
-    with ThreadPoolExecutor(8) as threads:
+    with ThreadPoolExecutor(20) as threads:
         results = list(threads.map(reserve, range(20)))
     assert sum(results) == 7
     assert blobs.used(TENANT) == counted() == 700
@@ -95,6 +102,66 @@ def test_doomed_objects_stay_for_five_minutes(storage: Path) -> None:
     Blob.objects.update(doomed_at=timezone.now() - timedelta(minutes=6))
     assert sweeping.remove_doomed() == 1
     assert list(store().objects()) == []
+
+
+@pytest.mark.django_db
+def test_all_that_is_due_is_removed_in_one_sweep(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeping, "BATCH", 2)
+    doomed = [blobs.reserve(TENANT, 1, None) for _ in range(5)]
+    for blob in doomed:
+        blobs.put(blob, b"x")
+    blobs.doom(blob.pk for blob in doomed)
+    assert sweeping.remove_doomed(timedelta(0)) == 5
+    assert not Blob.objects.exists()
+    assert list(store().objects()) == []
+
+
+@pytest.mark.django_db
+def test_a_store_that_fails_is_tried_again_by_the_next_sweep(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = blobs.reserve(TENANT, 1, None)
+    blobs.put(blob, b"x")
+
+    def down(keys: object) -> set[str]:
+        raise StorageFailed("the bucket is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(store(), "remove_many", down)
+        blobs.discard(blob)
+        assert sweeping.remove_doomed(timedelta(0)) == 0
+    assert blobs.used(TENANT) == 0, "its bytes are free all the same"
+    assert sweeping.remove_doomed(timedelta(0)) == 1
+    assert list(store().objects()) == []
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("sweep", [sweeping.sweep_pending, sweeping.sweep_unreferenced])
+def test_a_blob_that_comes_into_use_during_a_sweep_stays(
+    storage: Path, project: Project, sweep: Callable[[], int]
+) -> None:
+    record_id = save_snapshot(state(project.pk), cancelled=never)
+    blob = Blob.objects.get()
+    unused = Blob.State.PENDING if sweep is sweeping.sweep_pending else Blob.State.KEPT
+    other = blobs.reserve(project.pk, 5, None)
+    Record.objects.update(blob=other)
+    Blob.objects.filter(pk=other.pk).update(state=Blob.State.KEPT)
+    Blob.objects.filter(pk=blob.pk).update(state=unused, created=timezone.now() - timedelta(hours=2))
+
+    def swept() -> int:
+        try:
+            return sweep()
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        with transaction.atomic():
+            Blob.objects.filter(pk=blob.pk).update(state=Blob.State.KEPT)
+            Record.objects.filter(pk=record_id.hex()).update(blob=blob)
+            sweeping_now = threads.submit(swept)
+            # The sweep now waits for this transaction, or has looked before it: whichever, it must not doom the blob.
+            wait([sweeping_now], timeout=0.3)
+        assert sweeping_now.result(30) == 0
+    assert Blob.objects.get(pk=blob.pk).state == Blob.State.KEPT
+    assert loading.open_record(project.pk, record_id)
 
 
 @pytest.mark.django_db
@@ -150,6 +217,19 @@ def test_reconciliation_corrects_the_count_and_tells(any_storage: str) -> None:
     assert (correction.tenant, correction.counted, correction.actual) == (TENANT, 777, 10)
     assert blobs.used(TENANT) == 10
     assert Correction.objects.count() == 1
+    assert sweeping.reconcile() == []
+
+
+@pytest.mark.django_db
+def test_reconciliation_takes_the_sizes_from_the_store(any_storage: str) -> None:
+    blob, fresh = blobs.reserve(TENANT, 10, None), blobs.reserve(TENANT, 10, None)
+    for each in (blob, fresh):
+        blobs.keep(each)
+        blobs.put(each, b"x" * 25)
+    old(blob)
+    (correction,) = sweeping.reconcile()
+    assert (correction.counted, correction.actual, correction.missing_objects) == (20, 35, 0)
+    assert blobs.used(TENANT) == counted() == 35
     assert sweeping.reconcile() == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from vault import storage as storage_module
-from vault.storage import BlobMissing, Disk, StorageFailed, open_store, store
+from vault.storage import BlobMissing, Bucket, Disk, StorageFailed, open_store, store
 
 
 def test_put_get_list_remove(any_storage: str) -> None:
@@ -57,8 +57,23 @@ def test_file_and_folder_are_synced_before_and_after_the_rename(storage: Path, m
 
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(Path, "rename", note_rename)
-    store().put("1/ab/abc", b"x")
-    assert steps[:3] == ["file", "rename", "folder"]
+    where = store()
+    where.put("1/ab/abc", b"x")
+    made, of_the_file = steps[:-3], steps[-3:]
+    assert of_the_file == ["file", "rename", "folder"]
+    assert set(made) == {"folder"}
+    steps.clear()
+    where.put("1/ab/abd", b"x")
+    assert steps == ["file", "rename", "folder"]
+
+
+def test_each_folder_on_the_way_is_synced_whoever_made_it(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = store()
+    (storage / "1").mkdir()  # by another process, which may not have come to sync it
+    synced: list[Path] = []
+    monkeypatch.setattr(storage_module, "sync_folder", synced.append)
+    where.put("1/ab/abc", b"x")
+    assert synced == [storage, storage / "1", storage / "1/ab"]
 
 
 def test_nobody_else_may_read_the_folder_and_files(storage: Path) -> None:
@@ -75,6 +90,38 @@ def test_a_bucket_that_does_not_answer_is_a_failure_that_says_so() -> None:
         where.put("k", b"x")
     with pytest.raises(StorageFailed, match="bucket does not give it"):
         where.get("k")
+
+
+def test_many_are_removed_and_the_absent_are_as_good_as_gone(any_storage: str) -> None:
+    where = store()
+    keys = [f"1/ab/{number}" for number in range(5)]
+    for key in keys:
+        where.put(key, b"x" * 7)
+    assert {facts.size for _, facts in where.objects()} == {7}
+    assert where.remove_many([*keys[:3], "1/ab/absent"]) == {*keys[:3], "1/ab/absent"}
+    assert {key for key, _ in where.objects()} == set(keys[3:])
+
+
+def test_what_the_disk_keeps_is_told_apart(storage: Path) -> None:
+    where = store()
+    where.put("1/ab/abc", b"x")
+    (storage / "1/cd/folder").mkdir(parents=True)
+    assert where.remove_many(["1/ab/abc", "1/cd/folder"]) == {"1/ab/abc"}
+
+
+def test_what_the_bucket_keeps_is_told_apart(any_storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = store()
+    if not isinstance(where, Bucket):
+        pytest.skip("of buckets")
+    refusal = {"Errors": [{"Key": f"{where._prefix}kept", "Code": "AccessDenied", "Message": "no"}]}
+    monkeypatch.setattr(where._storage.bucket, "delete_objects", lambda **_: refusal)
+    assert where.remove_many(["gone", "kept"]) == {"gone"}
+
+
+def test_a_secret_in_a_wrong_url_is_not_told() -> None:
+    with pytest.raises(ImproperlyConfigured, match="STORAGE_URL") as error:
+        open_store("s3:///prefix?secret_key=hush")
+    assert "hush" not in str(error.value)
 
 
 @pytest.mark.parametrize("url", ["ftp://x/y", "s3:///prefix", "nonsense"])
