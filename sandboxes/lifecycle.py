@@ -166,7 +166,7 @@ class Lifecycle:
         """
         async with self.mailbox:
             self.parking = False
-            if self.state is not State.LIVE or self.leaving:
+            if self.state is not State.LIVE:
                 return self.state is State.PARKED
             if not at_once and self.clock() - self.active_at < self.registry.times.park_after:
                 return False

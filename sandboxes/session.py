@@ -57,7 +57,8 @@ class Session(Lifecycle):
             return
         self.busy = True
         worker = self.worker
-        if worker and worker.alive and kind in PASSED_ON and not self._must_claim and self.mailbox.try_enter():
+        plain = kind in PASSED_ON and not self._must_claim and not self.registry.park_every_turn
+        if plain and worker and worker.alive and self.mailbox.try_enter():
             self._turn_begins()
             turn = worker.ask(frame, self._event)
             turn.add_done_callback(self._turn_is_over)
@@ -140,7 +141,6 @@ class Session(Lifecycle):
         self.turn_started = None
         self.registry.running.discard(self)
         self.active_at = self.clock()
-        self.busy = False
 
     async def _pass_on(self, kind: Kind, frame: bytes) -> None:
         try:
@@ -157,6 +157,8 @@ class Session(Lifecycle):
         event = await worker.ask(frame, self._event)
         if messages.event_kind(event) is Event.FATAL_ERROR:
             await self._died(None)
+        elif self.registry.park_every_turn:
+            await self._park()
         else:
             self.registry.after(self.registry.turn_ended, self)
 
