@@ -19,6 +19,7 @@ RESET: Final = bytes_header(Kind.RESET, 0)
 OK: Final = bytes_header(Event.OK, 0)
 
 _STATE: Final = 1
+_EPHEMERAL: Final = 1
 _SCRIPT_NAME: Final = 23
 _SESSION_ID: Final = 28
 
@@ -85,7 +86,7 @@ class Configuration:
         return cls(
             script_name=configure.script_name,
             type_check=configure.type_check,
-            ephemeral=configure.ephemeral,
+            ephemeral=configure.ephemeral == _EPHEMERAL,
             profile=configure.profile,
             limits=Limits(**{name: getattr(limits, name) for name in LIMIT_NAMES if limits.HasField(name)}),
             received=frame,

@@ -34,9 +34,9 @@ class Configure(_message.Message):
     script_name: str
     limits: Limits
     type_check: bool
-    ephemeral: bool
+    ephemeral: int
     profile: str
-    def __init__(self, script_name: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., type_check: _Optional[bool] = ..., ephemeral: _Optional[bool] = ..., profile: _Optional[str] = ...) -> None: ...
+    def __init__(self, script_name: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., type_check: _Optional[bool] = ..., ephemeral: _Optional[int] = ..., profile: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("state",)

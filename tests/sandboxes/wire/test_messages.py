@@ -67,7 +67,9 @@ class TestConfiguration:
 
     @given(limits, st.text(), st.booleans(), st.booleans(), st.text())
     def test_reads_what_protobuf_writes(self, some, script_name, type_check, ephemeral, profile):
-        configure = pb.Configure(script_name=script_name, type_check=type_check, ephemeral=ephemeral, profile=profile)
+        configure = pb.Configure(
+            script_name=script_name, type_check=type_check, ephemeral=int(ephemeral), profile=profile
+        )
         configure.limits.CopyFrom(pb.Limits(**some.to_dict()))
         read = Configuration.read(pb.Request(configure=configure).SerializeToString())
         assert (read.script_name, read.type_check, read.ephemeral, read.profile) == (
@@ -193,3 +195,12 @@ class TestEvents:
     def test_malformed_words(self):
         with pytest.raises(ProtocolError):
             messages.words(b"\x3a\x05")
+
+
+@pytest.mark.parametrize(("sent", "ephemeral"), [(None, False), (1, True), (2, False)])
+def test_only_the_first_of_the_clients_two_answers_means_ephemeral(sent, ephemeral):
+    # Client 1.4.0 sends nothing, 1 for `ephemeral=True` and 2 for `ephemeral=False`.
+    configure = pb.Configure(script_name="main.py")
+    if sent is not None:
+        configure.ephemeral = sent
+    assert Configuration.read(pb.Request(configure=configure).SerializeToString()).ephemeral is ephemeral
