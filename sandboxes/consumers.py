@@ -36,9 +36,6 @@ class MontyConsumer:
         if message["type"] != "websocket.connect":
             return
         try:
-            if house.draining:
-                await send({"type": "websocket.close"})
-                return
             visitor = await house.door.run(identify, bearer(scope))
         except Refused:
             await send({"type": "websocket.close"})
