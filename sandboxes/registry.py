@@ -53,7 +53,7 @@ class Registry:
         clock: Callable[[], float],
         state_cache: int,
         unsaved_max: int,
-        base_size: int = 16 * 1024 * 1024,
+        base_size: int = 8 * 1024 * 1024,
         max_sessions: int = 10_000,
         frame_max: int = 64 * 1024 * 1024,
         park_every_turn: bool = False,
