@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
+HEARTBEATS_MISSED = 2.5
+"""A server that missed so many heartbeats is not asked for anything."""
+
 HOLD = timedelta(minutes=10)
 """How long a connected session keeps its record from expiring; renewed at half of it."""
 
@@ -260,9 +263,11 @@ class DatabaseStore:
             raise NotSaved(str(error)) from error
 
     def _owner(self, record_id: bytes) -> LiveSession | None:
-        """The session that lives under this ID now, if any."""
+        """The session that lives under this ID now, if any; one whose server does not answer would be asked in vain."""
         mine = LiveSession.objects.filter(id=record_id.hex(), project_id=self.visitor.project_id, ephemeral=False)
-        return mine.filter(state__in=LiveSession.OPEN).select_related("server").first()
+        beating = timezone.now() - timedelta(seconds=HEARTBEATS_MISSED * settings.HEARTBEAT_EVERY)
+        mine = mine.filter(state__in=LiveSession.OPEN, server__heartbeat__gt=beating)
+        return mine.select_related("server").first()
 
     def _restore(self, record_id: bytes, claim: bool) -> Restored:
         if claim and not loading.claim(self.visitor.project_id, record_id):

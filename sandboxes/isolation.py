@@ -100,6 +100,10 @@ class Isolation:
             return [*line, "--", _inside(command[0]), *command[1:]]
         return [*line, *command]
 
+    def walls(self) -> list[str]:
+        """The words by which the command line of an isolated worker can be known; none without isolation."""
+        return _walls(self.program) if self.isolated else []
+
     def _find(self) -> str:
         """Tries each Bubblewrap that there is and keeps the first that works; else says why none does."""
         if not (self._limits and self._privileges):

@@ -17,7 +17,7 @@ from daphne import server as daphne_server
 from django.conf import settings
 from twisted.internet import defer, reactor
 
-from sandboxes import heartbeat
+from sandboxes import heartbeat, strays
 from sandboxes.channel import Channel
 from sandboxes.database import Lease, Threads
 from sandboxes.drain import Drain
@@ -173,6 +173,7 @@ class MoorageServer:
     async def _start(self) -> None:
         house = self.house
         logger.info("workers: %s", self.isolation)
+        strays.sweep(self.isolation)
         await house.threads.run(heartbeat.register, house.lease.server, self.channel.name)
         house.lease.renewed()
         house.pool.fill()

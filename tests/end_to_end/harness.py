@@ -122,6 +122,49 @@ class Broker:
         shutil.rmtree(self._folder)
 
 
+def descendants(pid: int) -> list[psutil.Process]:
+    """The processes below this one. psutil's own answer leaves some out when the machine's clock is set meanwhile."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit():
+                after_name = (entry / "stat").read_text().rpartition(")")[2].split()
+                children.setdefault(int(after_name[1]), []).append(int(entry.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    found, todo = [], [pid]
+    while todo:
+        for child in children.get(todo.pop(), []):
+            todo.append(child)
+            try:
+                found.append(psutil.Process(child))
+            except psutil.NoSuchProcess:
+                continue
+    return found
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether it runs still."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def asleep_at_a_start(family: list[psutil.Process]) -> tuple[list[psutil.Process], list[psutil.Process]]:
+    """Those that must end by themselves, and the launchers that sleep without parent and without child."""
+
+    def sleeps(process: psutil.Process) -> bool:
+        try:
+            return process.name() == "bwrap" and process.ppid() == 1 and not descendants(process.pid)
+        except psutil.NoSuchProcess:
+            return False
+
+    _, left = psutil.wait_procs(family, timeout=1)
+    strays = [each for each in left if sleeps(each)]
+    return [each for each in left if each not in strays], strays
+
+
 def free_port() -> int:
     """A TCP port that nobody listens on at the moment."""
     with closing(socket.socket()) as found:
@@ -142,6 +185,7 @@ class Moorage:
         self.storage = folder / "blobs"
         self.process: subprocess.Popen[bytes] | None = None
         self._settings = settings
+        self._strays: list[psutil.Process] = []
         if "DATABASE_URL" not in settings and not self.database.exists():
             shutil.copy(harbour.database, self.database)
         running.add(self)
@@ -171,6 +215,8 @@ class Moorage:
     def ready(self) -> Self:
         """Wait until it says that it is healthy. Raises ServerFailed when it ends instead."""
         wait_for(self._is_ready, "a healthy server", within=2 * PATIENCE)
+        wait_for(lambda: not any(map(lives, self._strays)), "the end of what a killed server left")
+        self._strays = []
         return self
 
     def _is_ready(self) -> bool:
@@ -200,6 +246,9 @@ class Moorage:
                 self.process.wait(2 * PATIENCE)
             except subprocess.TimeoutExpired:
                 raise ServerFailed(f"the server did not end\n{self.tail()}") from None
+            if number is signal.SIGKILL:
+                # A launcher whose server is killed in the instant of a start sleeps on; the next start ends it.
+                family, self._strays = asleep_at_a_start(family)
             _, left = psutil.wait_procs(family, timeout=PATIENCE)
             if left:
                 raise ServerFailed(f"left behind: {[describe(each) for each in left]}\n{self.tail()}")
@@ -212,6 +261,7 @@ class Moorage:
         try:
             self.stop()
         finally:
+            signal_all(self._strays, signal.SIGKILL)
             running.discard(self)
 
     def __enter__(self) -> Self:
@@ -236,8 +286,7 @@ class Moorage:
         if self.process is None:
             return []
         try:
-            top = psutil.Process(self.process.pid)
-            return [top, *top.children(recursive=True)]
+            return [psutil.Process(self.process.pid), *descendants(self.process.pid)]
         except psutil.NoSuchProcess:
             return []
 

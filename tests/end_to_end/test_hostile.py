@@ -66,6 +66,7 @@ async def nothing_left(server: Moorage, sessions: int = 1) -> None:
 @asynccontextmanager
 async def small_growth(server: Moorage) -> AsyncIterator[None]:
     """The server's memory stays about what it is, during all of this and shortly after."""
+    await nothing_left(server)
     process, over = server.server(), False
     before = process.memory_info().rss
     most = before
@@ -206,7 +207,7 @@ async def test_frames_about_as_large_as_they_may_be(server: Moorage, bystander: 
 
 async def test_an_answer_that_is_too_large(server: Moorage) -> None:
     async with raw.wire(server) as client:
-        await client.ask(raw.configure())
+        await client.ask(raw.configure(ephemeral=True))
         event = await client.ask(raw.feed(f"big = 'x' * {FRAME_MAX}\nbig"))
         assert raw.kind(event) == raw.ERROR
         assert f"{FRAME_MAX:,}" in raw.words(event)
