@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 PER_SECOND = 100
 """Hand-overs: more at once, and some clients would not get through to the next server within their ten seconds."""
+LINGER_WITHOUT_STATE = 10.0
+"""Seconds that a connection is kept whose client can load nothing: it would see no more than a better error."""
 SAVE_WITHIN = 60.0
 """Seconds that one session's hand-over tries to save it."""
 
@@ -66,7 +68,7 @@ class Drain:
             await asyncio.sleep(0.05)
         await house.registry.finish(SAVE_WITHIN)
         until = loop.time() + linger
-        while house.registry.sessions and loop.time() < until and self._asked < 2:
+        while self._silent() and loop.time() < until and self._asked < 2:
             await asyncio.sleep(0.2)
         await house.registry.finish(SAVE_WITHIN)
         await server.close()
@@ -77,6 +79,12 @@ class Drain:
         if not await session.hand_over(SAVE_WITHIN):
             await asyncio.sleep(0.1)
             self._begun.discard(session)
+
+    def _silent(self) -> list[Session]:
+        """Those whose clients have not heard yet where their state is, or for a moment, that there is none."""
+        registry = self._server.house.registry
+        heard_by = registry.clock() - LINGER_WITHOUT_STATE
+        return [each for each in registry.sessions.values() if each.awaited or each.frozen_at > heard_by]
 
     def _unsettled(self) -> list[Session]:
         """Sessions that are neither handed over nor closed. One whose client has left is saved by its own task."""

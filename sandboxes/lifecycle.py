@@ -87,6 +87,8 @@ class Lifecycle:
         self.connected_at = self.clock()
         self.active_at = self.clock()
         self.frozen_at = 0.0
+        self.awaited = False
+        """It was handed over with a record, for which its client may come back."""
         self.configuration: Configuration | None = None
         self.limits: Limits = ceiling
         """The limits in force, the memory limit of a restored state included."""
@@ -107,6 +109,11 @@ class Lifecycle:
     def ephemeral(self) -> bool:
         """Never saved, and without an ID for the client."""
         return self.keeper.ephemeral
+
+    @property
+    def sent_away(self) -> bool:
+        """It was handed over: only its client may end the connection."""
+        return self.state is State.FROZEN
 
     def pause(self) -> None:
         """The client does not read: the worker's output waits."""
@@ -327,6 +334,7 @@ class Lifecycle:
         self._free_worker(State.FROZEN)
         self.keeper.release()
         self.frozen_at = self.clock()
+        self.awaited = record is not None
         self.busy = False
         self.link.send(messages.shutdown(record))
         await self.store.frozen(self.session_id)

@@ -49,6 +49,9 @@ class Guest(Protocol):
 
     suspended: bool
 
+    @property
+    def sent_away(self) -> bool: ...
+
     def receive(self, frame: bytes) -> None: ...
 
     def left(self) -> None: ...
@@ -186,6 +189,8 @@ class MontyLink(WebSocketProtocol):  # type: ignore[misc]
         if self.guest is None or self.state != self.STATE_OPEN:
             super().check_timeouts()
             return
+        if self.guest.sent_away:
+            return  # a client that has read its Shutdown reads nothing more until it calls again
         now = time.monotonic()
         factory = self.factory
         ping_every = factory.pong_within / 2

@@ -59,6 +59,7 @@ class Listener(daphne_server.Server):  # type: ignore[misc]
         )
         self.house = house
         self._next_check = 0
+        self._ports: list[Any] = []
 
     def create_application(self, protocol: Any, scope: dict[str, Any]) -> Any:
         """Daphne's, with the server and the connection itself put into the scope."""
@@ -77,8 +78,13 @@ class Listener(daphne_server.Server):  # type: ignore[misc]
 
     def stop_accepting(self) -> None:
         """Leave the listening socket to whoever else holds it."""
-        for listener in self.listeners:
-            listener.addCallback(lambda port: port.stopListening())
+        for port in self._ports:
+            port.stopListening()
+
+    def listen_success(self, port: Any) -> None:
+        """Daphne's, which does not keep what it listens on."""
+        self._ports.append(port)
+        super().listen_success(port)
 
     def kill_all_applications(self) -> Any:
         """Cancel what still runs; Daphne's own fails where an application has ended before its client."""

@@ -172,5 +172,6 @@ class Holder:
 
     def _stop(self) -> None:
         self._stopping = True
+        self._listening.close()  # or new connections would wait in its backlog for nobody
         for child in self._children:
             child.tell(signal.SIGTERM)

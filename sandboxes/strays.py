@@ -1,7 +1,7 @@
 """Worker processes that a killed server left behind.
 
-Workers die with their server, but for one instant: a Bubblewrap whose parent is killed after the clone and before it has
-let the child go on leaves that child asleep for ever (bubblewrap 0.8 to 0.11). The next server that starts ends it.
+Workers die with their server, but for one instant: a Bubblewrap whose parent is killed after the clone and before it
+has let the child go on leaves that child asleep for ever (bubblewrap 0.8 to 0.11). The next server that starts ends it.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ class Fleet:
     idle: list[AsyncMontySession]
     silent: list[AsyncMontySession]
     ephemeral: list[AsyncMontySession]
+    busy: list[AsyncMontySession]
     in_a_turn: list[asyncio.Task[object]]
     in_a_call: list[asyncio.Task[object]]
     stepped: list[object]
@@ -83,7 +84,7 @@ async def fleet(pool: AsyncMontyWebsocket, stack: list[AsyncMontySession], *, bu
     in_a_turn = [asyncio.ensure_future(each.feed_run(BUSY.format(seconds=busy))) for each in busy_ones]
     code = "log.append(await ask(n))\nlog"
     in_a_call = [asyncio.ensure_future(each.feed_run(code, external_lookup={"ask": ask})) for each in calling]
-    return Fleet(idle, silent, ephemeral, in_a_turn, in_a_call, stepped, answer)
+    return Fleet(idle, silent, ephemeral, busy_ones, in_a_turn, in_a_call, stepped, answer)
 
 
 async def goes_on(fleet: Fleet, silence_ends: Callable[[], bool]) -> None:
@@ -107,6 +108,8 @@ async def goes_on(fleet: Fleet, silence_ends: Callable[[], bool]) -> None:
     await until(silence_ends, "only silent clients left on the first server")
     for n, session in enumerate(fleet.silent):
         assert await session.feed_run("log") == [n]
+    for n, session in enumerate(fleet.busy):
+        assert await session.feed_run("n") == n + 1
 
 
 async def leave(stack: list[AsyncMontySession]) -> None:
@@ -134,8 +137,8 @@ async def test_another_server_takes_over(start: Start) -> None:
             assert first.status()["sessions"], "all of them are on the first server"
             assert not second.status()["sessions"]
             first.signal(signal.SIGTERM)
-            await until(lambda: balancer.dials[second.port] or first.ended() is not None, "the first to move")
-            await goes_on(sessions, lambda: frozen(second) >= len(sessions.silent))
+            await until(lambda: frozen(second) >= 44, "all but the running turns to be handed over")
+            await goes_on(sessions, lambda: frozen(second) >= len(sessions.silent + sessions.busy))
             await until(lambda: first.ended() is not None, "the first server's end", within=2 * PATIENCE)
             assert first.ended() == 0
             assert balancer.dials[second.port] >= 44
@@ -169,7 +172,8 @@ async def test_a_server_is_replaced_on_its_own_socket(start: Start) -> None:
         arriving = asyncio.ensure_future(newcomers())
         server.signal(signal.SIGHUP)
         await until(lambda: server.health() == 200 and server.status()["pid"] != old.pid, "the successor")
-        await goes_on(sessions, lambda: frozen(server) >= len(sessions.silent))
+        await until(lambda: frozen(server) >= 44, "all but the running turns to be handed over")
+        await goes_on(sessions, lambda: frozen(server) >= len(sessions.silent + sessions.busy))
         replacing = False
         await arriving
         assert dialled > 0, "nobody was turned away meanwhile"
