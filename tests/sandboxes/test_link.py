@@ -6,6 +6,7 @@ import inspect
 import os
 import struct
 from importlib.metadata import version
+from typing import ClassVar
 
 import pytest
 from autobahn.websocket.protocol import WebSocketProtocol
@@ -38,7 +39,7 @@ class Transport:
     """A socket that takes a little at a time."""
 
     disconnecting = disconnected = False
-    _tempDataBuffer: list[bytes] = []  # noqa: RUF012
+    _tempDataBuffer: ClassVar[list[bytes]] = []
 
     def __init__(self, takes: int) -> None:
         self.takes = takes

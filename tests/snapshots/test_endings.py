@@ -149,6 +149,7 @@ def test_reseal_rewrites_what_older_keys_sealed(project: Project, any_storage: s
     call_command("reseal", stdout=out)
     assert "0 records sealed anew with key newer, 3 were already" in out.getvalue()
     assert blobs.used(project.pk) == sum(Blob.objects.filter(state="kept").values_list("size", flat=True))
+    assert set(Blob.objects.filter(state="kept")) == {row.blob for row in Record.objects.all()}
 
 
 def test_reseal_names_what_it_cannot_read(project: Project, storage: Path, settings: Any) -> None:
