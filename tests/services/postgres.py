@@ -46,11 +46,6 @@ def programs() -> Path:
     raise ServiceMissing("PostgreSQL's server is not installed: `apt-get install postgresql`, or run `make test`")
 
 
-def as_its_user(*command: str) -> list[str]:
-    """PostgreSQL refuses to run as root."""
-    return ["runuser", "-u", USER, "--", *command] if os.geteuid() == 0 else list(command)
-
-
 @contextmanager
 def postgresql() -> Iterator[str]:
     """Runs a server; gives the URL of its database `moorage`."""
@@ -61,16 +56,17 @@ def postgresql() -> Iterator[str]:
     try:
         if os.geteuid() == 0:
             shutil.chown(folder, USER)
-        initdb = as_its_user(str(bin_folder / "initdb"), "-D", str(data), "-U", USER, "-A", "trust", "--no-sync")
-        subprocess.run(initdb, check=True, capture_output=True, cwd=folder)
+        # PostgreSQL refuses to run as root.
+        user = USER if os.geteuid() == 0 else None
+        groups: list[str] | None = [] if user else None
+        initdb = [str(bin_folder / "initdb"), "-D", str(data), "-U", USER, "-A", "trust", "--no-sync"]
+        subprocess.run(initdb, check=True, capture_output=True, cwd=folder, user=user, group=user, extra_groups=groups)
         command = [str(bin_folder / "postgres"), "-D", str(data), "-p", str(port)]
         for setting in (*FAST, f"unix_socket_directories={folder}", "listen_addresses=127.0.0.1"):
             command += ["-c", setting]
         with (folder / "log").open("wb") as log:
             # Not by runuser, which stays in between and passes no signal on.
-            process = subprocess.Popen(
-                dies_with_us(command, USER if os.geteuid() == 0 else None), stdout=log, stderr=log, cwd=folder
-            )
+            process = subprocess.Popen(dies_with_us(command, user), stdout=log, stderr=log, cwd=folder)
         createdb = [str(bin_folder / "createdb"), "-h", "127.0.0.1", "-p", str(port), "-U", USER, "moorage"]
         deadline = time.monotonic() + READY_WITHIN
         while subprocess.run(createdb, capture_output=True).returncode:
