@@ -53,15 +53,12 @@ class Registry:
         clock: Callable[[], float],
         state_cache: int,
         unsaved_max: int,
-        base_size: int = 8 * 1024 * 1024,
         max_sessions: int = 10_000,
         frame_max: int = 64 * 1024 * 1024,
         park_every_turn: bool = False,
     ) -> None:
         self.times = times
         self.clock = clock
-        self.base_size = base_size
-        """Resident bytes of a worker that holds nothing."""
         self.max_sessions = max_sessions
         self.frame_max = frame_max
         """Bytes of one frame, either way."""

@@ -188,7 +188,7 @@ def message(number: int, *parts: bytes) -> bytes:
 
 def configure(*, script: str = "main.py", ephemeral: bool = False, memory: int | None = None) -> bytes:
     """The first request of a client of version 1.4.0 (protocol version 6)."""
-    wanted = pb.Configure(script_name=script, ephemeral=ephemeral)
+    wanted = pb.Configure(script_name=script, ephemeral=int(ephemeral))
     if memory is not None:
         wanted.limits.memory_bytes = memory
     version = message(5, b"1.4.0") + b"\x48\x06"
