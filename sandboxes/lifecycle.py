@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 HEAVY_SHARE = 0.22
 """A worker that holds more than this share of its memory limit could die of being dumped: a dump is counted by the
-limit too, and grows by doubling. Strings of 18 MB under 64 MiB and of 6 MB under 16 MB kill it, of 16 and 4.5 MB do not.
+limit too, and grows by doubling. Strings of 18 MB under 64 MiB and of 6 MB under 16 MB kill it, 16 and 4.5 MB do not.
 """
 EMPTY_WORKER = 9_000_000
 """Resident bytes of a worker that has run something and holds nothing."""
