@@ -30,10 +30,14 @@ HEAVY_SHARE = 0.22
 """A worker that holds more than this share of its memory limit could die of being dumped: a dump is counted by the
 limit too, and grows by doubling. Strings of 18 MB under 64 MiB and of 6 MB under 16 MB kill it, 16 and 4.5 MB do not.
 """
-EMPTY_WORKER = 9_000_000
+EMPTY_WORKER = 10_500_000
 """Resident bytes of a worker that has run something and holds nothing."""
-HEAVY_FLOOR = 5_000_000
+HEAVY_FLOOR = 4_000_000
 """Bytes below which no dump was seen to kill, whatever the limit."""
+LARGE_DUMP = 1_000_000
+"""Bytes of a dump whose worker keeps so much of the memory for it that its size tells nothing any more; a session is
+parked after such an autosave.
+"""
 
 
 class State(StrEnum):
@@ -310,8 +314,12 @@ class Lifecycle:
             return
         try:
             if self.state is State.LIVE and self.keeper.dirty and not self.leaving:
-                self.keeper.put(await self._dump_worker())
+                dump = await self._dump_worker()
+                self.keeper.put(dump)
                 self.registry.autosaves += 1
+                if len(dump.state) > LARGE_DUMP:
+                    self.keeper.hold(dump)
+                    self._free_worker(State.PARKED)
         except CannotDump:
             self.stuck = True
         except WorkerDied as death:
