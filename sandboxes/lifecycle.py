@@ -139,6 +139,7 @@ class Lifecycle:
         """The client is gone: what it leaves is saved by a task that nobody's connection holds."""
         if not self.leaving:
             self.leaving = True
+            self.unpause()  # its turn could not end while its output waits for nobody
             self.registry.spawn(self._leave())
 
     def _answer(self, event: bytes) -> None:

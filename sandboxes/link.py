@@ -170,7 +170,9 @@ class MontyLink(WebSocketProtocol):  # type: ignore[misc]
         self.heard = time.monotonic()
         if self.guest is not None and isBinary:
             self.guest.receive(payload)
-        elif self.guest is None:
+        elif self.guest is not None:
+            self.sendClose(code=1003, reason="this door takes binary messages")
+        else:
             super().onMessage(payload, isBinary)
 
     def onOpen(self) -> None:
