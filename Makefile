@@ -44,7 +44,7 @@ bench: $(INSTALLED)
 	$(PYTHON) -m bench
 
 load: $(INSTALLED)
-	LOAD=1 $(VENV)/bin/pytest tests/load -s
+	LOAD=1 $(VENV)/bin/pytest -s tests/load tests/end_to_end/test_durability.py tests/end_to_end/test_fuzz.py
 
 requirements: $(INSTALLED)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check pip-tools

@@ -21,6 +21,8 @@ from tests.end_to_end.harness import Broker, Harbour, Moorage
 
 RESUMED = 40
 """Sessions whose first turn after a park is timed."""
+PAUSE = 0.15
+"""Seconds in which a park is over and its worker replaced."""
 
 
 @contextmanager
@@ -75,6 +77,17 @@ async def compare(relay_url: str, server: Moorage, rounds: int) -> dict[str, obj
     return report
 
 
+async def after_a_park(server: Moorage) -> float:
+    """A turn of a session that was parked, with a warm worker at hand, in ms: the median."""
+    async with server.client() as pool, pool.checkout() as session:
+        await session.feed_run("x = 1")
+        times = []
+        for _ in range(RESUMED):
+            await asyncio.sleep(PAUSE)
+            times.append(await figures.milliseconds(session.feed_run("x + 1")))
+    return statistics.median(times)
+
+
 async def beside_a_crowd(server: Moorage, crowd: int, seconds: float) -> dict[str, object]:
     """One live session beside many parked ones, and the first turns of sessions that were parked for their sake."""
     async with server.client("roomy") as pool, AsyncExitStack() as stack:
@@ -92,7 +105,7 @@ async def beside_a_crowd(server: Moorage, crowd: int, seconds: float) -> dict[st
             if server.status()["resumes"] - before < RESUMED:
                 raise RuntimeError("sessions that should have been parked were live: let the crowd be larger")
     return {
-        "resume_after_park_ms": round(statistics.median(resumed), 2),
+        "turn_after_park_for_want_of_workers_ms": round(statistics.median(resumed), 2),
         "live_turn_beside_parked": {
             "parked": parked,
             "server_mib": round(memory / 2**20),
@@ -121,6 +134,8 @@ def main() -> None:
                 with running("bench.relay") as relay_url:
                     report = asyncio.run(compare(relay_url, server, asked.rounds))
                 report |= asyncio.run(beside_a_crowd(server, asked.crowd, asked.seconds))
+            with Moorage(harbour, folder / "parks", REDIS_URL=broker.url, PARK_EVERY_TURN=1) as server:
+                report["turn_after_park_ms"] = round(asyncio.run(after_a_park(server)), 2)
     finally:
         broker.close()
     print(json.dumps(report, indent=2))

@@ -257,17 +257,17 @@ class DatabaseStore:
         try:
             owner = await self.threads.run(self._owner, record_id)
             if owner is not None:
-                await self.owners.ask_to_save(record_id.hex(), owner.server_id, owner.server.channel)
+                await self.owners.ask_to_save(record_id.hex(), *owner)
             return await self.threads.run(self._restore, record_id, claim)
         except (saving.StorageFailed, DatabaseError, InterfaceError) as error:
             raise NotSaved(str(error)) from error
 
-    def _owner(self, record_id: bytes) -> LiveSession | None:
-        """The session that lives under this ID now, if any; one whose server does not answer would be asked in vain."""
+    def _owner(self, record_id: bytes) -> tuple[str, str] | None:
+        """Server and channel of the session that lives under this ID now; a server that is silent is not asked."""
         mine = LiveSession.objects.filter(id=record_id.hex(), project_id=self.visitor.project_id, ephemeral=False)
         beating = timezone.now() - timedelta(seconds=HEARTBEATS_MISSED * settings.HEARTBEAT_EVERY)
         mine = mine.filter(state__in=LiveSession.OPEN, server__heartbeat__gt=beating)
-        return mine.select_related("server").first()
+        return mine.values_list("server_id", "server__channel").first()
 
     def _restore(self, record_id: bytes, claim: bool) -> Restored:
         if claim and not loading.claim(self.visitor.project_id, record_id):
@@ -278,7 +278,7 @@ class DatabaseStore:
                 f"this state was saved by interpreter {opened.interpreter}; this server has workers of {INTERPRETER}"
                 " only: load it on a server that has the other"
             )
-        if not claim:
+        if opened.unclaimed:
             loading.claim(self.visitor.project_id, record_id)
         limits = Limits.from_dict(opened.limits)
         return Restored(record_id, opened.dump, opened.script_name, opened.type_check, limits)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from django.db import connection
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH = 500
+WRITE_ACTIVITY = (
+    f"UPDATE {LiveSession._meta.db_table} SET state = %s, active = %s, turns = %s, heavy = %s"  # noqa: S608
+    " WHERE id = %s AND server_id = %s AND state IN (%s, %s)"
+)
+"""Of one session, if it is still open and still this server's."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,11 @@ class Change:
         return cls(session.session_id.hex(), state, timezone.now() - idle, session.turns, session.heavy)
 
 
+def adapt(moment: datetime) -> str:
+    """A moment as the database's driver takes it."""
+    return str(connection.ops.adapt_datetimefield_value(moment))
+
+
 def register(name: str, channel: str) -> None:
     """A server begins."""
     Server.objects.create(name=name, channel=channel, heartbeat=timezone.now())
@@ -57,14 +68,15 @@ def beat(name: str, changes: list[Change], held: list[bytes]) -> bool:
         alive = Server.objects.filter(name=name).exclude(state__in=[Server.State.LOST, Server.State.GONE])
         if not alive.update(heartbeat=Now()):
             return False
-        ours = LiveSession.objects.filter(server=name, state__in=LiveSession.OPEN)
         rows = [
-            LiveSession(id=each.session_id, state=each.state, active=each.active, turns=each.turns, heavy=each.heavy)
+            (each.state, adapt(each.active), each.turns, each.heavy, each.session_id, name, *LiveSession.OPEN)
             for each in changes
             if each.state in LiveSession.OPEN
         ]
         if rows:
-            ours.bulk_update(rows, ["state", "active", "turns", "heavy"], batch_size=BATCH)
+            # Not bulk_update: its one large statement for 2,000 sessions takes the interpreter for a tenth of a second.
+            with connection.cursor() as cursor:
+                cursor.executemany(WRITE_ACTIVITY, rows)
     if held:
         keep_connected(held)
     return True

@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -33,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 MESSAGE_MARGIN = 1024 * 1024
 """Daphne takes messages this much larger than the limit, so that the door can answer them in words."""
+SWITCH_EVERY = 0.0005
+"""Seconds that a thread may keep the interpreter while the event loop wants it; Python's own 5 ms are ten turns."""
 CHECK_EVERY = 0.1
 CHECK_SHARE = 20
 """A twentieth of the connections is looked at every tenth of a second: all at once would stop live turns."""
@@ -146,6 +149,7 @@ class MoorageServer:
     def run(self) -> None:
         """Serve until drained. Raises what made the start fail."""
         take_colours_away()
+        sys.setswitchinterval(SWITCH_EVERY)
         daphne_server.WebSocketFactory = MontyFactory
         self.listener.run()
         if self.failure is not None:

@@ -39,6 +39,8 @@ class Opened:
     suspended: bool
     interpreter: str
     limits: dict[str, int]
+    unclaimed: bool
+    """A client was told to come back for it, and has not yet."""
 
 
 def find(project_id: int, record_id: bytes) -> Record:
@@ -68,7 +70,15 @@ def open_record(project_id: int, record_id: bytes) -> Opened:
         logger.error("record %s of project %d is damaged or forged: %s", row.pk, project_id, error.reason)
         raise Unreadable(error.reason) from None
     return Opened(
-        record_id, row.kind, dump, row.script_name, row.type_check, row.suspended, row.interpreter, row.limits
+        record_id,
+        row.kind,
+        dump,
+        row.script_name,
+        row.type_check,
+        row.suspended,
+        row.interpreter,
+        row.limits,
+        row.handed_over is not None and row.claimed is None,
     )
 
 
