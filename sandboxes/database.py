@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import ParamSpec, Protocol, TypeVar
 
 from django.conf import settings
-from django.db import DatabaseError, InterfaceError, close_old_connections
+from django.db import DatabaseError, InterfaceError, close_old_connections, connection
 from django.utils import timezone
 
 from projects.keys import authenticate
@@ -37,7 +37,7 @@ from sandboxes.store import (
 from sandboxes.wire.messages import Limits
 from sandboxes.worker import INTERPRETER
 from snapshots import leases, loading, saving
-from vault import blobs
+from vault.models import Usage
 from vault.transactions import relaxed
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,21 @@ HEARTBEATS_MISSED = 2.5
 
 HOLD = timedelta(minutes=10)
 """How long a connected session keeps its record from expiring; renewed at half of it."""
+
+
+_SESSIONS = LiveSession._meta.db_table
+PROJECT_NOW = (
+    "SELECT disabled, max_sessions, snapshot_quota, lower_quota,"  # noqa: S608
+    f" (SELECT count(*) FROM {_SESSIONS} WHERE project_id = p.id AND state IN (%s, %s)),"
+    f" coalesce((SELECT bytes FROM {Usage._meta.db_table} WHERE tenant = p.id), 0)"
+    f" FROM {Project._meta.db_table} p WHERE p.id = %s"
+)
+"""All that decides whether a session may begin. Written out, for the ORM would take a fifth of its time to build it."""
+NEW_SESSION = (
+    f"INSERT INTO {_SESSIONS} (id, project_id, key_id, server_id, ephemeral, script_name, connected, active,"  # noqa: S608
+    " epoch, generation, state, end_reason, turns, heavy)"
+    f" VALUES (%s, %s, %s, %s, %s, %s, %s, %s, 0, 0, '{LiveSession.State.LIVE}', '', 0, false)"
+)
 
 
 class Threads:
@@ -158,36 +173,32 @@ class DatabaseStore:
         return await self.threads.run(self._admit, ephemeral, script_name)
 
     def _admit(self, ephemeral: bool, script_name: str) -> Admission:
-        project = Project.objects.get(pk=self.visitor.project_id)
-        if project.disabled:
-            raise Refused(f"project {project.name} is disabled; ask an admin of this instance")
-        refusal = self._full(project, ephemeral)
-        if refusal and (ephemeral or not loading.has_unclaimed(project.pk)):
-            raise Refused(refusal)
-        session_id = secrets.token_bytes(16)
-        with relaxed():
-            LiveSession.objects.create(
-                id=session_id.hex(),
-                project_id=project.pk,
-                key_id=self.visitor.key_id,
-                server_id=self.lease.server,
-                ephemeral=ephemeral,
-                script_name=script_name,
-                active=timezone.now(),
-            )
+        with relaxed(), connection.cursor() as cursor:
+            cursor.execute(PROJECT_NOW, [*LiveSession.OPEN, self.visitor.project_id])
+            disabled, max_sessions, quota, lower_quota, count, used = cursor.fetchone()
+            if disabled:
+                raise Refused(f"project {self.visitor.project_name} is disabled; ask an admin of this instance")
+            quota = quota if lower_quota is None else min(quota, lower_quota)
+            refusal = self._full(ephemeral, count, max_sessions, used, quota)
+            if refusal and (ephemeral or not loading.has_unclaimed(self.visitor.project_id)):
+                raise Refused(refusal)
+            session_id = secrets.token_bytes(16)
+            now = connection.ops.adapt_datetimefield_value(timezone.now())
+            visitor = self.visitor
+            row = (session_id.hex(), visitor.project_id, visitor.key_id, self.lease.server, ephemeral, script_name)
+            cursor.execute(NEW_SESSION, (*row, now, now))
         return Admission(session_id, must_claim=refusal)
 
-    def _full(self, project: Project, ephemeral: bool) -> str | None:
+    def _full(self, ephemeral: bool, count: int, max_sessions: int, used: int, quota: int) -> str | None:
         """Why the project admits no more sessions of this kind."""
-        count = LiveSession.objects.filter(project_id=project.pk, state__in=LiveSession.OPEN).count()
-        if count >= project.max_sessions:
+        name = self.visitor.project_name
+        if count >= max_sessions:
             return (
-                f"project {project.name} has {count} of {project.max_sessions} sessions open; end one, or ask an admin"
-                " of this instance for more"
+                f"project {name} has {count} of {max_sessions} sessions open; end one, or ask an admin of this instance"
+                " for more"
             )
-        used = 0 if ephemeral else blobs.used(project.pk)
-        if used >= project.quota and not ephemeral:
-            return saving.quota_message(project, used, project.quota)
+        if used >= quota and not ephemeral:
+            return saving.quota_message(name, used, quota)
         return None
 
     async def snapshot(self, session_id: bytes, dump: Dump, abandoned: Callable[[], bool]) -> bytes:
@@ -199,8 +210,7 @@ class DatabaseStore:
         try:
             return await self.threads.run(saving.save_snapshot, self._state(session_id, dump), cancelled=too_late)
         except saving.QuotaExceeded as full:
-            project = await self.threads.run(Project.objects.get, pk=self.visitor.project_id)
-            raise QuotaFull(saving.quota_message(project, full.used, full.limit)) from full
+            raise QuotaFull(saving.quota_message(self.visitor.project_name, full.used, full.limit)) from full
         except (saving.StorageFailed, DatabaseError, InterfaceError) as error:
             raise NotSaved(str(error)) from error
         except saving.Cancelled as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -189,6 +190,10 @@ class MoorageServer:
         house.pool.fill()
         for work in (house.registry.tick(), self._beat(), self.channel.listen()):
             self.spawn(work)
+        # A look at every object that there is would stop turns for 30 ms where there are thousands of sessions.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 100)
         self._ready()
         logger.info("server %s is ready", house.lease.server)
 

@@ -74,11 +74,11 @@ class State:
     key_id: int | None
 
 
-def quota_message(project: Project, used: int, limit: int) -> str:
+def quota_message(project: str, used: int, limit: int) -> str:
     """What a client is told when the quota is full."""
     return (
         f"snapshot storage quota exceeded: {used:,} of {limit:,} bytes used; delete snapshots or ask an admin of"
-        f" project {project.name} for more"
+        f" project {project} for more"
     )
 
 

@@ -97,7 +97,7 @@ def test_a_full_quota_refuses_a_snapshot_and_says_how_full(make_project: Callabl
             save_snapshot(state(project.pk), cancelled=never)
     assert agrees(project)
     used = blobs.used(project.pk)
-    words = saving.quota_message(project, used, 300)
+    words = saving.quota_message(project.name, used, 300)
     assert words == (
         f"snapshot storage quota exceeded: {used} of 300 bytes used; delete snapshots or ask an admin of project"
         f" {project.name} for more"
