@@ -37,6 +37,8 @@ MESSAGE_MARGIN = 1024 * 1024
 """Daphne takes messages this much larger than the limit, so that the door can answer them in words."""
 SWITCH_EVERY = 0.0005
 """Seconds that a thread may keep the interpreter while the event loop wants it; Python's own 5 ms are ten turns."""
+CHANGES_AT_ONCE = 50
+"""Sessions that are looked at for the database before a turn may come between."""
 CHECK_EVERY = 0.1
 CHECK_SHARE = 20
 """A twentieth of the connections is looked at every tenth of a second: all at once would stop live turns."""
@@ -219,7 +221,11 @@ class MoorageServer:
     async def _renew(self) -> None:
         house = self.house
         changed, house.registry.changed = house.registry.changed, set()
-        changes = [heartbeat.Change.of(session) for session in changed]
+        changes = []
+        for number, session in enumerate(changed):
+            changes.append(heartbeat.Change.of(session))
+            if number % CHANGES_AT_ONCE == 0:
+                await asyncio.sleep(0)
         began = time.monotonic()
         try:
             alive = await house.door.run(heartbeat.beat, house.lease.server, changes, house.registry.records_to_hold())
